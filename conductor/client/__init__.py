@@ -119,7 +119,9 @@ class Client(Session):
         self._names = DEFAULT_CAPABILITIES if capabilities is None else tuple(capabilities)
         self._serial = serial
         self._policy = reconnect
-        self._options = outbound.SessionStart(session_id, None, locale, time_zone, instructions, model=model)
+        self._options = outbound.SessionStart(
+            session_id, locale=locale, time_zone=time_zone, instructions=instructions, model=model
+        )
         self._turns = Turns(self.discard)
         self._approvals = Approvals(self, on_approval)
         self._calls = Calls(self, tools, speak)

@@ -109,7 +109,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             if not record.value:
                 del state.fields[record.name]
         case r.InputQueued():
-            state.queue.append(Input(record.event_id, record.text))
+            state.queue.append(Input(record.event_id, record.text, record.lang))
         case r.NoticeTaken():
             _add_notice(state, record.notice)
         case r.SpeechCut() if record.speech_id in state.speeches:
@@ -214,7 +214,9 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
     if record.text:
         state.log.append(UserMessage(record.text))
     transcripts = [record.event_id] if record.event_id else []
-    state.turn = Turn(f"turn_{slot_id(state)}", record.cause, record.limit_ms, transcripts, started_at=at)
+    state.turn = Turn(
+        f"turn_{slot_id(state)}", record.cause, record.limit_ms, transcripts, started_at=at, lang=record.lang
+    )
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
@@ -365,6 +367,7 @@ def _ask(state: Conversation, record: r.QuestionsAsked, at: int) -> None:
 
 def _prompt(state: Conversation, question: Question, record: r.PromptSpoken) -> None:
     question.card, question.presented_at, question.repeat_at = False, 0, 0
+    question.language = record.language or question.language
     question.presentations = max(1, question.presentations + record.counts)
     question.speech_id, question.message_id = speech_id(state), ui_call_id(state, "message")
     _speak(state, None, record.text, record.text, reply_id(state), question_id=question.id)

@@ -89,12 +89,13 @@ class Clients:
             former = session.state.profile
             profile = Profile(  # absent fields keep their former values
                 capabilities,
-                event.locale or former.locale,
-                event.time_zone or former.time_zone,
-                event.instructions if event.instructions is not None else former.instructions,
-                former.tools if tools is None else tools,
-                model or former.model,
-                event.traceparent or former.traceparent,
+                locale=event.locale or former.locale,
+                lang=event.lang or former.lang,
+                time_zone=event.time_zone or former.time_zone,
+                instructions=former.instructions if event.instructions is None else event.instructions,
+                tools=former.tools if tools is None else tools,
+                model=model or former.model,
+                traceparent=event.traceparent or former.traceparent,
             )
             return [r.ProfileDeclared(profile)] if profile != former else []
 

@@ -32,9 +32,12 @@ new_batch_id = IdGenerator("batch")
 
 
 async def word_questions(
-    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, with_preview: bool
+    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, lang: str, with_preview: bool
 ) -> list[Question]:
-    """Word the questions about calls of a reply, except those whose tool is missing or has changed."""
+    """Word the questions about calls of a reply, except those whose tool is missing or has changed.
+
+    ``lang`` is the language in which the person has spoken, if it is known.
+    """
     batch_id = new_batch_id()
     questions = []
     for call in calls:
@@ -62,6 +65,7 @@ async def word_questions(
             ready.spec.source,
             await tools.executor.preview(ready) if with_preview else "",
             headline(ready.spec, redacted),
+            language=tools.language_of(lang),
         )
         question.prompt = tools.prompt(question, 1)
         questions.append(question)
@@ -89,6 +93,7 @@ def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_
         SCOPES[:1],
         source=FORM,
         form=form,
+        language=tools.language_of(""),
     )
     question.prompt = tools.prompt(question, 1)
     return question
@@ -140,20 +145,27 @@ def ask(state: Conversation, questions: Sequence[Question]) -> list[r.Record]:
 # -- words
 
 
-def answer(view: View, event_id: str, text: str) -> Response | None:
-    """Take a transcript as an answer to the question in focus; None if it is no answer."""
+def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
+    """Take a transcript as an answer to the question in focus; None if it is no answer.
+
+    ``lang`` is the language that the recogniser heard, if it tells.
+    """
     focus = view.state.focus if view.state.questions else None
     if focus is None:
         return None
-    answer = view.tools.classify(focus, text)
+    answer = view.tools.classify(focus, text, lang)
     if focus.card:
         return _answer_cards(view, event_id, text, answer)
     if answer.kind == "other":
         return None
     if answer.kind == "deny":
         return decided(view, focus, "denied", event_id, text, words=answer.words)
+    if answer.kind == "wait" and focus.presented_at:
+        return [r.AnswerUnclear(focus.id, event_id, text, counts=False, waits=True)]
     if answer.kind != "allow" or not focus.presented_at:
-        return present_again(view, focus, event_id, text)
+        language = view.tools.language_of(lang) if lang else ""
+        is_asked_for = answer.kind == "repeat"
+        return present_again(view, focus, event_id, text, language=language, is_asked_for=is_asked_for)
     if view.now() < focus.presented_at + view.rules.window_ms:  # it may be an echo of the prompt
         return Later(focus.presented_at + view.rules.window_ms, focus.id)
     return _allowed(view, focus, answer, event_id, text)
@@ -168,7 +180,7 @@ def _allowed(view: View, question: Question, answer: Answer, event_id: str, text
 def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[r.Record] | None:
     """Count a yes for a single card that was visible before the person spoke, a no for all cards."""
     cards = list(view.state.questions.values())
-    if any(view.tools.is_yes(card, answer.words) for card in cards):
+    if answer.kind in ("allow", "yes"):
         visible_at = view.visible_cards.get(cards[0].id)
         if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
             since = max(visible_at, view.state.question_closed_at)
@@ -186,16 +198,30 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
     return records
 
 
-def present_again(view: View, question: Question, event_id: str = "", text: str = "") -> list[r.Record]:
-    """Repeat a question that was not heard, or was answered unclearly, a limited number of times."""
-    presented = bool(question.presented_at)
-    if presented and not view.tools.by_voice(question):
+def present_again(
+    view: View,
+    question: Question,
+    event_id: str = "",
+    text: str = "",
+    *,
+    language: str = "",
+    is_asked_for: bool = False,
+) -> list[r.Record]:
+    """Repeat a question that was not heard, or was answered unclearly, a limited number of times.
+
+    Where the person asks for it (``is_asked_for``), the whole question is repeated, and no try is used up.
+    From now on it is in the ``language`` in which the person has spoken.
+    """
+    counts = bool(question.presented_at) and not is_asked_for
+    if counts and not view.tools.by_voice(question):
         return decided(view, question, "expired", event_id, text, missing="screen")
-    unclear = question.unclear + presented
+    unclear = question.unclear + counts
     if unclear > view.rules.max_unclear or question.presentations >= view.rules.max_presentations:
         return decided(view, question, "expired", event_id, text, missing="unclear")
-    prompt = r.PromptSpoken(question.id, view.tools.prompt(question, 1 + unclear))
-    return [r.AnswerUnclear(question.id, event_id, text, presented), prompt] if text else [prompt]
+    asked = replace(question, language=language or question.language)
+    words = view.tools.prompt(asked, 0 if is_asked_for else 1 + unclear)
+    prompt = r.PromptSpoken(question.id, words, language=language)
+    return [r.AnswerUnclear(question.id, event_id, text, counts), prompt] if text else [prompt]
 
 
 def prompt_heard(state: Conversation, speech_id: str) -> list[r.Record]:

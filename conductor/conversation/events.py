@@ -34,6 +34,7 @@ from conductor.events.server import (
     set_state,
     speak,
 )
+from conductor.tools.judge import code_of
 
 _SLOT_BITS = 10
 # In the order of the wire within a record. A group has 128 slots: a round has at most 100 calls.
@@ -162,7 +163,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield _state(state, "idle", "idle")
         case r.AnswerUnclear():
             yield _message(state, "user", record.text)
-            if state.focus is not None and state.focus.card:
+            if record.waits or (state.focus is not None and state.focus.card):
                 yield _state(state, "idle", "idle")
         case r.QuestionDecided():
             yield from _decision(state, record)
@@ -296,7 +297,17 @@ def _speech(state: Conversation) -> Iterator[SlotPayload]:
     segment = None
     if "segments" in state.profile.capabilities:
         segment = Segment(speech.reply_id, speech.segment, speech.last)
-    yield _SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment)
+    lang = _language(state, speech.question_id)
+    yield _SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment, lang)
+
+
+def _language(state: Conversation, question_id: str) -> str:
+    """Name the language of a question, unless it is the locale's and the app names no languages itself."""
+    question, profile = state.questions.get(question_id), state.profile
+    if question is None:
+        return ""
+    has_named = bool(profile.lang or (state.turn is not None and state.turn.lang))
+    return question.language if has_named or code_of(profile.locale or "en") != question.language else ""
 
 
 def _message_id(state: Conversation) -> str:

@@ -262,7 +262,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
     wait_s, is_noise = 0.0, wordless(session.view, event.text) is not None
-    is_counted = not is_noise and answer(session.view, event_id, event.text) is None
+    is_counted = not is_noise and answer(session.view, event_id, event.text, event.lang or "") is None
     if is_counted:
         wait_s = session.take_rate()
     if wait_s:

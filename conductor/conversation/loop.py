@@ -183,7 +183,13 @@ class Loop:
         calls = [call for call in state.calls if call.id in step.calls]
         card = "approval" in state.profile.capabilities
         expires_at = session.view.now() + session.rules.question_ms
-        questions = await word_questions(session.tools, calls, expires_at, with_preview=card)
+        questions = await word_questions(
+            session.tools,
+            calls,
+            expires_at,
+            lang=session.state.turn.lang if session.state.turn else "",
+            with_preview=card,
+        )
 
         def records() -> list[r.Record]:
             call_ids = {question.call_id for question in questions}

@@ -69,7 +69,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
         return []
     match event:
         case client.TranscriptFinal():
-            return _transcript(view, event_id, event.text.strip())
+            return _transcript(view, event_id, event.text.strip(), event.lang or "")
         case client.OutputInterrupted():
             return barge_in(view, event_id, event.spoken_text, event.played_ms)
         case client.ResponseCancel() if view.state.turn is not None:
@@ -112,15 +112,15 @@ _BRACKETED = re.compile(
 )
 
 
-def _transcript(view: View, event_id: str, text: str) -> Response:
+def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
     if (refusal := wordless(view, text)) is not None:
         return refusal
-    answer = consent.answer(view, event_id, text)
+    answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
         return answer
     if view.draining and not view.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
-    return start(view, event_id, text)
+    return start(view, event_id, text, lang)
 
 
 def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:
@@ -130,14 +130,14 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
         return []
     if view.state.turn is not None:
         return [r.AnswerUnclear(question_id, event_id, event.text.strip(), counts=False)]
-    started = turn_started(view, "transcript", event_id, event.text.strip())
+    started = turn_started(view, "transcript", event_id, event.text.strip(), lang=event.lang or "")
     return [started, r.TurnEnded("interrupted", follows=view.follows)]
 
 
-def start(view: View, event_id: str, text: str) -> Response:
+def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
     state = view.state
-    started = turn_started(view, "transcript", event_id, text)
+    started = turn_started(view, "transcript", event_id, text, lang=lang)
     records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
     supersedes = state.turn is not None and (view.rules.cancels or bool(state.questions))
@@ -149,7 +149,7 @@ def start(view: View, event_id: str, text: str) -> Response:
         end = ended(view, "interrupted", follow=True)
         records = [*withdrawn_speeches(view), end]
     if waits:
-        return [*records, r.InputQueued(event_id, text)]
+        return [*records, r.InputQueued(event_id, text, lang)]
     return [
         *(records or (withdrawn_speeches(view) if view.rules.cancels else [])),
         *remembered(view, text),
@@ -167,7 +167,7 @@ def remembered(view: View, text: str) -> list[r.Record]:
 
 
 def turn_started(
-    view: View, cause: Cause, event_id: str = "", text: str = "", tool: str = ""
+    view: View, cause: Cause, event_id: str = "", text: str = "", tool: str = "", lang: str = ""
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
@@ -177,7 +177,16 @@ def turn_started(
     if view.summary is not None and view.summary[0] > state.log_start:
         trim, summary = max(trim, view.summary[0]), view.summary[1]
     trim = trim if trim > state.log_start else 0
-    return r.TurnStarted(cause, view.rules.turn_ms, event_id, text, tool, trim, summary)
+    return r.TurnStarted(
+        cause,
+        view.rules.turn_ms,
+        event_id=event_id,
+        text=text,
+        tool=tool,
+        trim=trim,
+        summary=summary,
+        lang=lang,
+    )
 
 
 def withdrawn_speeches(view: View) -> list[r.Record]:

@@ -92,10 +92,11 @@ class FieldSet(Fact, frozen=True):
 
 
 class InputQueued(Fact, frozen=True):
-    """A transcript waits for its turn."""
+    """A transcript waits for its turn; ``lang`` is its language, if the recogniser tells."""
 
     event_id: str
     text: str
+    lang: str = ""
 
 
 class EventHandled(Fact, frozen=True):
@@ -127,6 +128,7 @@ class TurnStarted(Fact, frozen=True):
     tool: str = ""
     trim: int = 0
     summary: Summary | None = None
+    lang: str = ""
 
 
 class SegmentSpoken(Fact, frozen=True):
@@ -229,11 +231,15 @@ class QuestionsAsked(Fact, frozen=True):
 
 
 class PromptSpoken(Fact, frozen=True):
-    """A question was spoken; ``counts`` as a presentation, unless a new client only hears it again."""
+    """A question was spoken; ``counts`` as a presentation, unless a new client only hears it again.
+
+    ``language`` is the code of another language than it was asked in before.
+    """
 
     question_id: str
     text: str
     counts: bool = True
+    language: str = ""
 
 
 class PromptHeard(Fact, frozen=True):
@@ -251,12 +257,16 @@ class PromptCut(Fact, frozen=True):
 
 
 class AnswerUnclear(Fact, frozen=True):
-    """The person's words decided nothing. One that ``counts`` uses up one of the repetitions."""
+    """The person's words decided nothing. One that ``counts`` uses up one of the repetitions.
+
+    ``waits``: the question is not repeated, since the person wants time.
+    """
 
     question_id: str
     event_id: str
     text: str
     counts: bool
+    waits: bool = False
 
 
 class QuestionDecided(Fact, frozen=True):

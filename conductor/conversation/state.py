@@ -38,6 +38,7 @@ class Profile(Value, frozen=True):
 
     capabilities: tuple[str, ...] = ()
     locale: str | None = None
+    lang: str | None = None
     time_zone: str | None = None
     instructions: str | None = None
     tools: list[Any] | None = None
@@ -97,7 +98,7 @@ class Turn(Part):
     spoken or on its way under ``reply_id``; ``segments`` counts the speeches of the last reply.
     ``transcripts`` are the events that started it and that answered its questions.
     ``denied`` are digests of refused calls, ``actions`` names of tools that changed something; ``succeeded``:
-    a tool did, which may have only read.
+    a tool did, which may have only read. ``lang`` is the language of the transcript, if the recogniser tells.
     """
 
     id: str
@@ -119,6 +120,7 @@ class Turn(Part):
     actions: list[str] = []
     succeeded: bool = False
     bridged: bool = False
+    lang: str = ""
 
 
 class Form(Value, frozen=True):
@@ -135,7 +137,8 @@ class Question(Part):
     ``id`` is the approval id. ``arguments`` and ``redacted_arguments`` are JSON, ``prompt`` the question in
     words, ``title`` the headline of its card. ``card``: it is shown, else spoken. ``form``: a running tool
     asks, and its call is not decided. ``presented_at`` is 0 until the prompt was heard to the end,
-    ``presentations`` counts how often it was spoken, ``unclear`` the answers that decided nothing. After an
+    ``presentations`` counts how often it was spoken, ``unclear`` the answers that decided nothing.
+    ``language`` is the code of its language. After an
     interruption the prompt is repeated in the next silence, from ``repeat_at`` on.
     """
 
@@ -165,6 +168,7 @@ class Question(Part):
     presentations: int = 0
     unclear: int = 0
     repeat_at: int = 0
+    language: str = "en"
 
 
 class Speech(Part):
@@ -218,6 +222,7 @@ class Input(Value, frozen=True):
 
     event_id: str
     text: str
+    lang: str = ""
 
 
 class Notice(Value, frozen=True):

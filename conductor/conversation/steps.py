@@ -84,7 +84,7 @@ def _begin(view: View) -> Step:
         return AwaitResults()
     if state.queue:
         waiting = state.queue[0]
-        started = turn_started(view, "transcript", waiting.event_id, waiting.text)
+        started = turn_started(view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang)
         if view.rules.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
             return [started, TurnEnded("interrupted", follows=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import proxy
@@ -21,7 +21,6 @@ from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     Caution,
-    Risk,
     ToolOutcome,
     Toolset,
     ToolSpec,
@@ -29,7 +28,7 @@ from conductor.tools.base import (
 )
 from conductor.tools.declarations import DeviceToolset, Reading, parse_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
-from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, judge_of
+from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, code_of, language_of
 from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed
 from conductor.tools.permissions import Gate, Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
@@ -350,17 +349,15 @@ class SessionTools:
 
     # -- Decisions
 
-    def classify(self, question: Question, utterance: str) -> Answer:
-        """Classify a voice_question answer."""
+    def classify(self, question: Question, utterance: str, lang: str) -> Answer:
+        """Classify an answer to a question; ``lang`` is the language that the recogniser heard, if any."""
         judge, voice_question = self._voice_question(question)
-        return judge.classify(utterance, voice_question)
+        return judge.classify(utterance, voice_question, code_of(lang) or None)
 
-    def is_yes(self, question: Question, words: str) -> bool:
-        """Tell whether words are a yes at any risk."""
-        readings = (self._voice_question(question), self._make_voice_question(question, risk="medium"))
-        return any(
-            judge.classify(words, voice_question).kind == "allow" for judge, voice_question in readings
-        )
+    def language_of(self, lang: str) -> str:
+        """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
+        profile = self._state.profile
+        return language_of(self._services.judges, lang, profile.lang, profile.locale)
 
     def prompt(self, question: Question, attempt: int) -> str:
         """Word a question."""
@@ -372,22 +369,20 @@ class SessionTools:
         return self._voice_question(question)[1].by_voice
 
     def _voice_question(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
-        voice_question = self._questions.get(question.id)
+        key = f"{question.id} {question.language}"
+        voice_question = self._questions.get(key)
         if voice_question is None:
-            voice_question = self._questions[question.id] = self._make_voice_question(question)
+            voice_question = self._questions[key] = self._make_voice_question(question)
             while len(self._questions) > 2 * self._services.limits.max_calls_per_round:
                 del self._questions[next(iter(self._questions))]
         return voice_question
 
-    def _make_voice_question(
-        self, question: Question, risk: Risk | None = None
-    ) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
+    def _make_voice_question(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
         spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
-        spec = replace(spec, risk=risk or spec.risk)
         arguments = msgspec.json.decode(question.redacted_arguments)
-        locale = self._state.profile.locale
-        judge = judge_of(self._services.judges, locale)
-        return judge, judge.question(spec, arguments, question.cautions, question.scopes, locale)
+        judge = self._services.judges[question.language]
+        zone = self._state.profile.time_zone
+        return judge, judge.question(spec, arguments, question.cautions, question.scopes, zone)
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
         """Give the outcome of a call whose tool or rules have changed since it was asked about."""

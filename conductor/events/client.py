@@ -92,6 +92,10 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     session_id: Annotated[str | None, doc("The envelope's.", "s-1")] = None
     github_token: Annotated[str | None, doc("Neither read nor kept.")] = None
     locale: Annotated[_Short | None, doc("The device's language (BCP 47).", "en-GB")] = None
+    lang: Annotated[
+        _Short | None,
+        doc("The language in which questions are spoken (BCP 47). Without it, the locale's.", "de"),
+    ] = None
     time_zone: Annotated[_Short | None, doc("The device's time zone (IANA).", "Europe/London")] = None
     instructions: Annotated[
         str | None,
@@ -144,7 +148,7 @@ class TranscriptPartial(msgspec.Struct, frozen=True, rename="camel"):
     text: Annotated[str, doc("The text so far.", "what is seventeen")]
 
 
-class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel"):
+class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The person's words. They start a turn."""
 
     TYPE: ClassVar[str] = "user.audio.transcript.final"
@@ -156,6 +160,7 @@ class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel"):
             "What is seventeen percent of 2340?",
         ),
     ]
+    lang: Annotated[_Short | None, doc("The language that the recogniser heard (BCP 47).", "en")] = None
 
 
 class ToolResultEvent(msgspec.Struct, frozen=True, rename="camel"):

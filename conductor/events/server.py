@@ -368,9 +368,11 @@ def append_message(
     return ToolCallEvent(call_id, "convo.appendMessage", msgspec.json.encode(arguments).decode())
 
 
-def speak(call_id: str, text: str, segment: Segment | None = None) -> ToolCallEvent:
-    """Make the UI call that speaks a text; ``segment`` for ``segments``."""
+def speak(call_id: str, text: str, segment: Segment | None = None, lang: str = "") -> ToolCallEvent:
+    """Make the UI call that speaks a text; ``segment`` for ``segments``, ``lang`` if the app may not know."""
     arguments = {"text": text} if segment is None else {"text": text, **msgspec.to_builtins(segment)}
+    if lang:
+        arguments["lang"] = lang
     return ToolCallEvent(call_id, "tts.speak", msgspec.json.encode(arguments).decode())
 
 

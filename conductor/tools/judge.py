@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from conductor.entry_points import JUDGES, plugins
 from conductor.tools.base import Caution, ToolSpec
 
-AnswerKind: TypeAlias = Literal["allow", "deny", "unclear", "other"]
+AnswerKind: TypeAlias = Literal["allow", "deny", "yes", "wait", "repeat", "unclear", "other"]
+"""``yes`` is a consent that is not enough: at high risk, or to a question that needs a screen. ``wait``
+asks for time, ``repeat`` for the question, ``other`` is no answer; all else is ``unclear``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class ApprovalJudge(Protocol[_Question]):
     """The judge of one language: the entry point's name is the language's code, such as ``en``.
 
     Only ``allow`` runs a tool, so a judge that is not sure answers ``unclear``, and the question is asked
-    again. No method may raise, await or take long: they run between two events of a session.
+    again. No method may raise, await or take over 5 ms: they run between two events of a session. What takes
+    longer is done when the judge is made, before the server is ready.
     """
 
     def question(
@@ -47,17 +50,21 @@ class ApprovalJudge(Protocol[_Question]):
         arguments: Mapping[str, Any],
         cautions: Sequence[Caution] = (),
         scopes: Sequence[str] = ("once", "session"),
-        locale: str | None = None,
+        zone: str | None = None,
     ) -> _Question:
-        """Make the question for a call; ``locale`` is the person's. ``scopes`` may be chosen from."""
+        """Make the question for a call; ``zone`` is the person's time zone. ``scopes`` may be chosen from."""
         ...
 
     def prompt(self, question: _Question, attempt: int) -> str:
-        """Word the question; ``attempt`` counts from 1."""
+        """Word the question; ``attempt`` counts from 1, and is 0 where the person asks for the question."""
         ...
 
-    def classify(self, utterance: str, question: _Question) -> Answer:
-        """Classify an utterance as an answer to the open question; ``other`` is not an answer."""
+    def classify(self, utterance: str, question: _Question, lang: str | None = None) -> Answer:
+        """Classify an utterance as an answer to the open question.
+
+        ``lang`` is the code of the language that the transcriber heard: a consent in another one than the
+        question's does not count, and a refusal counts in any.
+        """
         ...
 
 
@@ -66,7 +73,12 @@ def load_judges() -> Mapping[str, ApprovalJudge[Any]]:
     return {name: plugin.make(ApprovalJudge) for name, plugin in plugins(JUDGES).items()}
 
 
-def judge_of(judges: Mapping[str, ApprovalJudge[Any]], locale: str | None) -> ApprovalJudge[Any]:
-    """Choose the judge of a locale's language, else the English one, which then leaves answers to taps."""
-    language = re.split("[-_]", (locale or "en")[:10].lower())[0]
-    return judges.get(language) or judges["en"]
+def language_of(judges: Mapping[str, ApprovalJudge[Any]], *tags: str | None) -> str:
+    """Choose the language of a question: the first of the tags (BCP 47) with a judge, else English."""
+    codes = (code_of(tag) for tag in tags)
+    return next((code for code in codes if code in judges), "en")
+
+
+def code_of(tag: str | None) -> str:
+    """Give the language's code of a language tag."""
+    return re.split("[-_]", (tag or "")[:10].lower())[0]

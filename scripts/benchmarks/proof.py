@@ -27,9 +27,9 @@ from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY
 from benchmarks.nodes import postgres_program
 from benchmarks.tau2 import CONTROLS as TAU2_CONTROLS
 from benchmarks.tau2_score import FAULTS
-from conductor.plugins.judges import Question, classify_answer
+from conductor.plugins.judges import Question
 from conductor.tools.judge import Answer
-from tests.unit.tools.phrase_sets import answers, is_unsafe
+from tests.unit.tools.phrase_sets import answers, is_unsafe, judge_answer
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "proof"
@@ -173,7 +173,7 @@ def match_baseline(words: str, _: Question) -> Answer:
 
 
 JUDGES: Mapping[str, Callable[[str, Question], Answer]] = {
-    "grammar": classify_answer,
+    "grammar": judge_answer,
     "baseline": match_baseline,
 }
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conductor.tools.base import ToolSpec
-from conductor.tools.judge import Answer, ApprovalJudge
+from conductor.tools.judge import Answer, AnswerKind, ApprovalJudge
 
 SCHEMA = {"type": "object", "properties": {"room": {"type": "string"}, "count": {"type": "integer"}}}
 MEDIUM = ToolSpec("lamp.switch", "Switch the lamps of a room.", SCHEMA, risk="medium", spoken="switch {room}")
@@ -26,8 +26,6 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 class JudgeContract:
     """Subclass it, and give the judge and phrases of its language."""
-
-    locale = "en-US"
 
     @pytest.fixture
     def judge(self) -> ApprovalJudge[Any]:
@@ -51,7 +49,7 @@ class JudgeContract:
 
     def question(self, judge: ApprovalJudge[Any], spec: ToolSpec = MEDIUM) -> Any:
         """Make the question about switching the kitchen's lamps."""
-        return judge.question(spec, {"room": "kitchen"}, (), ("once", "session"), self.locale)
+        return judge.question(spec, {"room": "kitchen"}, (), ("once", "session"), "Europe/Berlin")
 
     def kinds(self, judge: ApprovalJudge[Any], utterances: Sequence[str]) -> dict[str, str]:
         """Classify utterances."""
@@ -73,7 +71,7 @@ class JudgeContract:
     def test_every_call_has_a_prompt_that_does_not_answer_itself(
         self, judge: ApprovalJudge[Any], spec: ToolSpec, arguments: dict[str, Any]
     ) -> None:
-        question = judge.question(spec, arguments, ("untrusted",), ("once",), self.locale)
+        question = judge.question(spec, arguments, ("untrusted",), ("once",))
         for attempt in (1, 2, 3):
             prompt = judge.prompt(question, attempt)
             assert prompt.strip() and len(prompt) < 2_000
@@ -88,11 +86,15 @@ class JudgeContract:
         question = self.question(judge, HIGH)
         assert "allow" not in [judge.classify(utterance, question).kind for utterance in consents]
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+    # Each judge has a class of its own.
+    @settings(
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
+        max_examples=50,
+    )
     @given(utterance=st.text(max_size=700))
     def test_any_text_is_classified(self, judge: ApprovalJudge[Any], utterance: str) -> None:
         for spec in (MEDIUM, HIGH):
             answer = judge.classify(utterance, self.question(judge, spec))
             assert isinstance(answer, Answer)
-            assert answer.kind in ("allow", "deny", "unclear", "other")
+            assert answer.kind in get_args(AnswerKind)
             assert answer.scope in ("once", "session")

@@ -63,7 +63,7 @@ class _Stateless(Toolset):
 
 
 class TestEnglish(JudgeContract):
-    """The English judge."""
+    """The judge of English."""
 
     @pytest.fixture
     def judge(self) -> ApprovalJudge[Any]:
@@ -81,6 +81,81 @@ class TestEnglish(JudgeContract):
     @pytest.fixture
     def others(self) -> Sequence[str]:
         return ["Yes, but not the lamp.", "Is it late?", "maybe", "Yesterday.", "say yes to everything later"]
+
+
+class TestGerman(JudgeContract):
+    """The judge of German."""
+
+    @pytest.fixture
+    def judge(self) -> ApprovalJudge[Any]:
+        judge: ApprovalJudge[Any] = plugins(JUDGES)["de"].load()()
+        return judge
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        return ["Ja.", "ja bitte", "Klar, mach das.", "in Ordnung, leg los"]
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        return ["Nein.", "nein danke", "Mach das nicht.", "lass es"]
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        return ["Ja, aber nicht die Lampe.", "Ist es sp\u00e4t?", "vielleicht", "Jahre.", "sag zu allem ja"]
+
+
+class TestSpanish(JudgeContract):
+    """The judge of Spanish."""
+
+    @pytest.fixture
+    def judge(self) -> ApprovalJudge[Any]:
+        judge: ApprovalJudge[Any] = plugins(JUDGES)["es"].load()()
+        return judge
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        return ["S\u00ed.", "si por favor", "Vale, adelante.", "claro que s\u00ed"]
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        return ["No.", "no gracias", "No lo hagas.", "d\u00e9jalo"]
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        return [
+            "S\u00ed, pero no la l\u00e1mpara.",
+            "\u00bfEs tarde?",
+            "quiz\u00e1s",
+            "siempre",
+            "di que s\u00ed a todo",
+        ]
+
+
+class TestFrench(JudgeContract):
+    """The judge of French."""
+
+    @pytest.fixture
+    def judge(self) -> ApprovalJudge[Any]:
+        judge: ApprovalJudge[Any] = plugins(JUDGES)["fr"].load()()
+        return judge
+
+    @pytest.fixture
+    def consents(self) -> Sequence[str]:
+        return ["Oui.", "oui s'il te pla\u00eet", "D'accord, vas-y.", "bien s\u00fbr"]
+
+    @pytest.fixture
+    def refusals(self) -> Sequence[str]:
+        return ["Non.", "non merci", "Ne fais pas \u00e7a.", "laisse tomber"]
+
+    @pytest.fixture
+    def others(self) -> Sequence[str]:
+        return [
+            "Oui, mais pas la lampe.",
+            "Est-ce qu'il est tard\u00a0?",
+            "peut-\u00eatre",
+            "toujours",
+            "dis oui \u00e0 tout",
+        ]
 
 
 class TestTokens(AuthContract):

@@ -13,7 +13,8 @@ import pytest
 import structlog
 
 from conductor.app import make_services, running
-from conductor.plugins.judges import vocabulary
+from conductor.plugins.judges import LANGUAGES
+from conductor.plugins.judges.page import load_page
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
 from tests.app import App
@@ -93,11 +94,11 @@ async def test_a_model_that_does_not_load_in_time_delays_only_the_first_turn(
         assert await status(listener, "/readyz") == 200
 
 
-async def test_the_vocabulary_of_spoken_questions_is_read_before_a_server_is_ready() -> None:
-    vocabulary._read.cache_clear()
+async def test_the_words_of_spoken_questions_are_read_before_a_server_is_ready() -> None:
+    load_page.cache_clear()
     async with running(settings(), make_services(settings(), ScriptedProvider([]))) as listener:
         await asyncio.wait_for(listener.ready.wait(), WAIT)
-        assert vocabulary._read.cache_info().currsize == 1
+        assert load_page.cache_info().currsize == len(LANGUAGES)
 
 
 def test_the_first_turn_with_claude_imports_nothing() -> None:

@@ -38,7 +38,7 @@ WINDOW_S = 600.0
 """Tools, "Unknown outcomes": so long an identical call does not run silently."""
 HEARD_S = 0.4
 """A yes may wait for 150 ms (protocol: "Heard means …"), and for a second prompt's as well."""
-PROMPT = re.compile(r"May I run (?P<name>[a-z ]+?)(?:, with x (?P<x>\d+))?\?")
+PROMPT = re.compile(r"May I (?:use the tool )?(?P<name>[a-z ]+?)(?:, with x (?P<x>\d+))?\?")
 PHRASE = re.compile(r"say: (?P<phrase>[^.]+)\.", re.IGNORECASE)
 
 Arguments = dict[str, Any]
@@ -382,7 +382,9 @@ class Book:
             return
         phrase = PHRASE.search(text)
         arguments = {} if prompt_match["x"] is None else {"x": int(prompt_match["x"])}
-        name = prompt_match["name"].strip().replace(" ", ".")
+        words = prompt_match["name"].split()  # "move device" or "the tool device look"
+        home = next(word for word in words if word in ("device", "local"))
+        name = f"{home}.{next(word for word in words if word != home)}"
         self.prompt = Prompt(name, arguments, phrase["phrase"] if phrase else "", text)
         self.tally["prompt"] += 1
 

@@ -339,7 +339,7 @@ class World:
         return [
             Consent(name, arguments, scope or "once", call_id, by_voice=call_id is not None)
             for name, arguments, call_id in standing_questions
-            if scope is not None or text == f"confirm {name.replace('.', ' ')}"
+            if scope is not None
         ]
 
     # -- rest

@@ -34,12 +34,12 @@ class Gate(SessionTools):
     def __init__(self) -> None:
         pass
 
-    def classify(self, question: Question, utterance: str) -> Answer:
+    def classify(self, question: Question, utterance: str, lang: str) -> Answer:
         kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
         return Answer(kinds.get(utterance, "other"), "once", utterance)
 
-    def is_yes(self, question: Question, words: str) -> bool:
-        return words == "yes"
+    def language_of(self, lang: str) -> str:
+        return "en"
 
     def prompt(self, question: Question, attempt: int) -> str:
         return f"{question.tool}? ({attempt})"

@@ -134,6 +134,7 @@ async def scene(
     rules: Sequence[Rule] = (),
     services: Services | None = None,
     locale: str | None = None,
+    lang: str | None = None,
     **limits: Any,
 ) -> AsyncIterator[Scene]:
     """Say "go" to a session with tools that ask."""
@@ -146,7 +147,7 @@ async def scene(
         return SPOKEN if answer is None else answer(name, call_id)
 
     stage = await open_stage(services, handle)
-    start = client.SessionStart(capabilities=list(capabilities), locale=locale)
+    start = client.SessionStart(capabilities=list(capabilities), locale=locale, lang=lang)
     await stage.session.clients.start(start, stage.app.line, resumed=False)
     stage.app.say("go")
     yield Scene(stage, ran)
@@ -776,14 +777,74 @@ async def test_always_is_never_granted_by_voice_and_the_session_only_at_medium_r
             assert not on.stage.session.state.grants
 
 
-@pytest.mark.parametrize("locale", ["de-DE", "xx"])
-async def test_in_a_language_without_spoken_approvals_a_call_needs_a_card(locale: str) -> None:
+@pytest.mark.parametrize(
+    ("tags", "asked", "answer", "ran"),
+    [
+        ({"locale": "de-DE"}, "Darf ich", "ja bitte", True),
+        ({"locale": "de-DE"}, "Darf ich", "yes please", False),
+        ({"locale": "de-DE", "lang": "en"}, "May I", "yes please", True),
+        ({"locale": "es"}, "¿Puedo", "sí, adelante", True),
+        ({"locale": "fr-CA"}, "Puis-je", "oui, vas-y", True),
+        ({"locale": "xx"}, "May I", "yes please", True),
+        ({}, "May I", "ja bitte", False),
+    ],
+)
+async def test_a_question_is_in_the_language_of_the_session_and_so_is_a_consent(
+    tags: dict[str, str], asked: str, answer: str, ran: bool
+) -> None:
+    async with scene(locale=tags.get("locale"), lang=tags.get("lang")) as on:
+        assert (await on.prompt()).startswith(asked)
+        await on.ask(answer)
+        assert on.ran == (["device.move"] if ran else [])
+
+
+@pytest.mark.parametrize("locale", ["en", "de", "es", "fr", "xx"])
+@pytest.mark.parametrize("answer", ["No.", "Nein, danke.", "No, gracias.", "Non merci.", "nope", "lass es"])
+async def test_a_refusal_is_heard_in_every_language(locale: str, answer: str) -> None:
     async with scene(locale=locale) as on:
-        assert "needs your screen" in await on.prompt()
-        await on.ask("yes")
-        assert on.ran == []
+        await on.prompt()
+        await on.ask(answer)
         (result,) = on.results()
-        assert result["error_type"] == "approval_timeout" and "by voice" in result["error_message"]
+        assert on.ran == [] and result["error_type"] == "permission_denied"
+
+
+async def test_a_question_is_asked_again_in_the_language_that_the_recogniser_hears() -> None:
+    async with scene() as on:
+        await on.prompt()
+        for text, lang, asked in (("ja bitte", "de-DE", "Darf ich"), ("quoi ?", "fr", "Puis-je")):
+            since = len(on.app.log)
+            on.app.send("user.audio.transcript.final", {"text": text, "lang": lang})
+            speak = await on.app.until("tts.speak", since=since)
+            arguments = arguments_of(speak)
+            assert asked in arguments["text"] and arguments["lang"] == lang[:2]
+            await later(1)
+        on.app.send("user.audio.transcript.final", {"text": "oui", "lang": "fr"})
+        await later(1)
+        assert on.ran == ["device.move"]
+
+
+async def test_a_question_in_the_language_of_the_locale_has_no_lang() -> None:
+    for locale, lang in (("en-GB", None), ("de", None), ("xx", "en")):
+        async with scene(locale=locale) as on:
+            await on.prompt()
+            assert arguments_of(on.app.events("tts.speak")[0]).get("lang") == lang
+
+
+async def test_a_person_who_wants_time_or_the_question_again_uses_up_no_try() -> None:
+    async with scene() as on:
+        prompt = await on.prompt()
+        for number, text in enumerate(("wait", "let me think about it", "one moment"), start=1):
+            since = len(on.app.log)
+            on.app.say(text)
+            await later(1)
+            assert on.app.shapes(since) == ["append user", "state idle"], number
+        for text in ("pardon?", "what do I have to say?"):
+            since = len(on.app.log)
+            on.app.say(text)
+            await later(1)
+            assert on.app.speeches(since) == [prompt]
+        await on.ask("yes")
+        assert on.ran == ["device.move"]
 
 
 async def test_a_locale_of_english_is_asked_and_answered_by_voice() -> None:

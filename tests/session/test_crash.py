@@ -165,7 +165,7 @@ async def voice_unclear(world: World) -> None:
 
 async def voice_phrase(world: World) -> None:
     world.say("wipe")
-    await answer_by_voice(world, "confirm device wipe")
+    await answer_by_voice(world, "confirm wipe device")
 
 
 async def voice_two(world: World) -> None:

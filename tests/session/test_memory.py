@@ -162,7 +162,7 @@ async def test_the_person_is_asked_before_something_is_remembered() -> None:
     stage = await open_stage(TEA, store)
     stage.app.say("remember that I like tea")
     card = (await stage.app.until("approval.request"))["payload"]
-    assert card["risk"] == "medium" and card["prompt"].startswith("May I remember that “I like tea”?")
+    assert card["risk"] == "medium" and card["prompt"].startswith("May I remember that I like tea?")
     assert (await use(SubjectRecords(store), "recall")).data["entries"] == 0
     stage.app.send("approval.response", {**decision_of(card), "decision": "allow"})
     await stage.quiet()

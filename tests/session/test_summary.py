@@ -128,4 +128,4 @@ async def test_a_summary_of_untrusted_text_is_untrusted() -> None:
     since = len(stage.app.log)
     stage.app.say("write")
     await stage.app.until("tts.speak", since=since)
-    assert "May I run web write?" in stage.app.speeches()[-1]
+    assert "May I write web?" in stage.app.speeches()[-1]

@@ -1,16 +1,70 @@
-"""Approvals by voice in English: the spoken prompt, and the closed grammar that classifies the answer."""
+"""Approvals by voice: the spoken question, and the closed grammar of answers; a page of words a language."""
 
 from __future__ import annotations
 
-from conductor.plugins.judges.grammar import Question, classify_answer
-from conductor.plugins.judges.prompt import make_question, prompt
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["EnglishJudge", "Question", "classify_answer", "make_question", "prompt"]
+from conductor.plugins.judges.grammar import classify
+from conductor.plugins.judges.question import Question, make_question, prompt
+from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.judge import Answer
+
+__all__ = [
+    "LANGUAGES",
+    "PageJudge",
+    "Question",
+    "classify",
+    "english",
+    "french",
+    "german",
+    "make_question",
+    "prompt",
+    "spanish",
+]
+
+LANGUAGES = ("en", "de", "es", "fr")
 
 
-class EnglishJudge:
-    """The judge of English; a person of another language answers by a tap."""
+class PageJudge:
+    """The judge of a language that has a page."""
 
-    question = staticmethod(make_question)
+    def __init__(self, language: str) -> None:
+        self._language = language
+
+    def question(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        cautions: Sequence[Caution] = (),
+        scopes: Sequence[str] = ("once", "session"),
+        zone: str | None = None,
+    ) -> Question:
+        """Make the question for a call (`ApprovalJudge`)."""
+        return make_question(self._language, spec, arguments, cautions, scopes, zone)
+
     prompt = staticmethod(prompt)
-    classify = staticmethod(classify_answer)
+
+    def classify(self, utterance: str, question: Question, lang: str | None = None) -> Answer:
+        """Classify an utterance (`ApprovalJudge`)."""
+        return classify(utterance, question, LANGUAGES, lang)
+
+
+def english() -> PageJudge:
+    """Make the judge of English."""
+    return PageJudge("en")
+
+
+def german() -> PageJudge:
+    """Make the judge of German."""
+    return PageJudge("de")
+
+
+def spanish() -> PageJudge:
+    """Make the judge of Spanish."""
+    return PageJudge("es")
+
+
+def french() -> PageJudge:
+    """Make the judge of French."""
+    return PageJudge("fr")

@@ -1,139 +1,67 @@
-"""Classify spoken answers by a small closed grammar over a language's vocabulary.
+"""The closed grammar of answers to a spoken question.
 
-No model takes part. Pure and linear in time. An ambiguous answer is ``unclear``, and the question is asked
-again.
+Whatever is not in it approves nothing. An answer approves only if every word of it belongs to a lead, a
+consent, a restatement of the question, or a courtesy; if it holds a consent, or the tool's own verb with an
+object; and if it does not end in the middle.
 """
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import takewhile
-from typing import Literal
+from dataclasses import dataclass, field
 
-from conductor.plugins.judges.vocabulary import Vocabulary, Words, load_vocabulary, phrase_at
+from conductor.plugins.judges.page import Page, Words, load_page
+from conductor.plugins.judges.question import Question, Value
 from conductor.tools.judge import Answer
 
-# Characters of an utterance that may be an answer.
+# Characters of an utterance that may be an answer, words of an approval, and words of a refusal at its end.
 MAX_CHARS = 600
-# Words of an utterance: a longer one is never an approval.
-MAX_WORDS = 40
-
-# First letters that two forms of one word share: "approve", "approval".
-_STEM = 6
-
-# A beginning of a word before the word: "y-yes".
-_STUTTER = re.compile(r"(?i)(?<![\w'])([^\W\d_]|ye|go|th|pl)(?:[-\u2014\u2026]|\.{2,3}) ?(?=\1)")
-
-_LETTERS = {
-    "hesitations": "h",
-    "openings": "f",
-    "openers": "o",
-    "nods": "n",
-    "affirmed": "m",
-    "leads": "l",
-    "assured": "cl",
-    "please": "p",
-    "and": "&",
-    "courtesies": "t",
-    "closers": "e",
-    "session": "s",
-    "cores": "c",
-    "own": "v",
-    "own_stop": "w",
-    "restated": "x",
-    "address": "a",
-    "reasons": "r",
-    "causes": "?",
-    "questions": "?",
-    "departures": "r",
-    "wishes": "r",
-    "addressed": "d",
-}
-# After a bare yes an address stands before a core alone, and a reason not at all.
-_WEAK = str.maketrans("ar", "b?")
-_ITEM = "(?:[lp]{0,2}c(?:&?[lp]?[wx])?|n[lp]?x|[lp]{0,2}(?:v|d(?=[ep]*$)))"
-_END = "(?:[ept]{0,2}[ra]?t?|p?s[pt]?)"
-_APPROVAL = re.compile(rf"f{{0,2}}[onmptab]{{0,5}}{_ITEM}(?:[&onmtab]?f?{_ITEM}){{0,3}}{_END}")
-"""A pattern of these letters. A core consents, or the tool's own verb with its object; a verb that also
-refuses ("cancel it") counts only after a core, and all words of the prompt after any yes. After the recipient
-of a text the words may be dictated: "text her yes"."""
+MAX_WORDS = 30
+MAX_REFUSED_WORDS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A spoken question; made by `make_question`.
-
-    ``action`` describes the call, ``brief`` does so in later attempts. ``action_words`` are the words of the
-    description, ``values`` the words of short string arguments, which may be dictated text or a name.
-    ``addressed``: words for the recipient. ``dictated``: whether the call holds a text. ``verb`` is the
-    tool's verb; ``objects`` matches it with its object. ``repeat`` must be repeated at high risk and is empty
-    otherwise. ``for_session``: whether the session scope may be granted. ``by_voice`` is False where only a
-    tap may approve. ``asker`` is the untrusted MCP server whose tool it is, which is named first.
-    """
-
-    risk: Literal["medium", "high"]
-    action: str
-    brief: str
-    objects: re.Pattern[str]
-    verb: str = ""
-    action_words: frozenset[str] = frozenset()
-    values: frozenset[str] = frozenset()
-    addressed: frozenset[str] = frozenset()
-    dictated: bool = False
-    repeat: str = ""
-    for_session: bool = False
-    irreversible: bool = False
-    reasons: tuple[str, ...] = ()
-    by_voice: bool = True
-    locale: str = "en"
-    asker: str = ""
-
-
-def classify_answer(utterance: str, question: Question) -> Answer:
+def classify(
+    utterance: str, question: Question, languages: tuple[str, ...], lang: str | None = None
+) -> Answer:
     """Classify an utterance as an answer to an open question.
 
-    ``allow``: the whole utterance approves, and at high risk repeats the question's words. ``deny``: a
-    refusal, with or without reasons. ``other``: clearly another request. ``unclear``: anything else.
+    ``languages`` are all that have a page: a refusal is heard in each, a consent only in the question's
+    language, and not where the transcriber names another one (``lang``).
     """
     text = utterance.strip()
-    lang = load_vocabulary(question.locale)
-    if lang is None:
-        return Answer("unclear", "once", _printable(text[:MAX_CHARS]))
-    tokens, words = _fluent(text[:MAX_CHARS], question, lang), _printable(text[:MAX_CHARS])
-    short = len(text) <= MAX_CHARS and len(tokens) <= MAX_WORDS
-    # A long utterance is not an answer, although it may contain a yes.
-    scope = _approves(tokens, question, lang) if short else None
-    repeats = short and question.risk == "high" and _repeats(tokens, question, lang)
-    if question.by_voice and (repeats or (scope and question.risk != "high")):
-        return Answer("allow", scope if scope and question.for_session else "once", words)
-    if scope:  # a yes that is not enough
-        return Answer("unclear", "once", words)
-    # After approval, which must fit as a whole: "no problem, go ahead" is a yes.
-    if _refuses(tokens, question, lang):
-        return Answer("deny", "once", words)
-    return Answer("other" if _is_request(tokens, question, lang) else "unclear", "once", words)
-
-
-def _fluent(text: str, question: Question, lang: Vocabulary) -> Words:
-    # "Y-yes" and "y yes" are "yes", and "add, add it" is "add it". A name or a word of consent is no stutter.
-    words, spoken = lang.words(_STUTTER.sub("", text)), lang.words(question.action)
-    doubled, names = {*zip(spoken, spoken[1:], strict=False)}, lang.sets["men"] | lang.sets["women"]
-    addressees = {*re.findall(r"\w{3,}(?=,)", text.lower())}  # "Cal, call her" is said to Cal
-    fluent = []
-    for word, after, third in zip(words, (*words, "")[1:], (*words, "", "")[2:], strict=True):
-        if word == after:
-            is_whole = (word, word) in doubled or word in names or not word.isalpha()
-            is_whole = is_whole or third in lang.sets["clauses"]  # "set it, it is cold"
-            listed = (word,) in lang.consent or (word,) in lang.refusal
-            is_whole = is_whole or (listed and word not in lang.sets["stammered"])
-        else:
-            is_part = after.startswith(word) and word.isalpha() and word not in names | addressees
-            is_whole = not is_part or word in lang.known | {*spoken}
-        fluent += [word] if is_whole else []
-    return tuple(fluent)
+    said = _printable(text[:MAX_CHARS])
+    page = load_page(question.language)
+    words = _fluent(page.words(text), question, page)
+    is_short = len(text) <= MAX_CHARS and len(words) <= MAX_WORDS and "?" not in words
+    is_ours = lang is None or lang == question.language
+    reading = read(words, question, page) if is_short and is_ours else None
+    if (
+        question.risk == "high"
+        and is_short
+        and is_ours
+        and question.by_voice
+        and repeats(words, question, page)
+    ):
+        return Answer("allow", "once", said)
+    if reading is not None:
+        if question.risk == "high" or not question.by_voice:
+            return Answer("yes", "once", said)
+        return Answer("allow", "session" if reading.session and question.for_session else "once", said)
+    if _consists_of(("waits",), words, page):
+        return Answer("wait", "once", said)
+    if _consists_of(("repeats",), tuple(word for word in words if word != "?"), page):
+        return Answer("repeat", "once", said)
+    others = [load_page(name) for name in languages if name != question.language]
+    heard = ((other, _fluent(other.words(text), question, other)) for other in others)
+    # "No hay problema" is no refusal in the person's own language, nor is "no, wait, go ahead".
+    is_none = _has(words, "no_refusals", page) or _ends_in_consent(words, 0, page)
+    if refuses(words, question, page) or (
+        not is_none and any(refuses(words, question, other) for other, words in heard)
+    ):
+        return Answer("deny", "once", said)
+    if _asks_about(words, question, page):
+        return Answer("repeat", "once", said)
+    return Answer("other" if is_request(words, question, page) else "unclear", "once", said)
 
 
 def _printable(text: str) -> str:
@@ -141,111 +69,324 @@ def _printable(text: str) -> str:
     return " ".join("".join(printable).split())
 
 
-def _approves(words: Words, question: Question, lang: Vocabulary) -> Literal["once", "session"] | None:
-    # "For this session" is the widest scope that voice grants.
-    letters, start, strong = "", 0, False
-    stems = {word[:_STEM] for word in question.action_words if len(word) >= _STEM}
-    while start < len(words):
-        own_match = _longest(question.objects, words[start:], lang)
-        phrase = phrase_at(words, start, lang.consent)
-        length = own_match.group().count(" ") if own_match else 0
-        if not max(length, len(phrase)):
+# -- approval
+
+
+@dataclass
+class Reading:
+    """What has been read of an answer so far; ``values`` are positions in the question's values."""
+
+    consent: bool = False
+    lead: bool = False
+    verb: str = ""
+    pronoun: bool = False
+    session: bool = False
+    nouns: list[str] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    link: str = ""
+    is_open: bool = False
+
+    def approves(self, question: Question) -> bool:
+        """Whether what was read is a consent, and restates nothing in part."""
+        if self.is_open or self.link or (self.nouns and tuple(self.nouns) not in question.nouns):
+            return False
+        has_object = bool(self.pronoun or self.nouns or self.values)
+        if self.verb and not has_object:
+            return False
+        has_long = any(question.values[at].is_long for at in self.values)
+        if (self.values or self.nouns) and not (self.verb or len(self.values) > 1 or has_long):
+            return False  # "Go ahead, Anna"; "yes, at five"
+        return self.consent or bool(self.verb)
+
+
+def read(words: Words, question: Question, page: Page) -> Reading | None:
+    """Read an answer to its end; None if it is not an approval."""
+    reading, at, length = Reading(), 0, 0
+    while at < len(words):
+        length = _step(reading, words, at, question, page)
+        if not length:
             return None
-        kind = own_match.lastgroup if own_match and length >= len(phrase) else lang.consent[phrase]
-        if kind == "own" and words[start + length - 1] in question.addressed:
-            kind = "addressed"
-        if kind == "causes":
-            phrase += tuple(takewhile(lang.sets["circumstances"].__contains__, words[start + len(phrase) :]))
-            kind = "reasons" if phrase[-1] in lang.sets["states"] else kind
-        letter = _LETTERS[kind or ""].translate({} if strong else _WEAK)
-        if letter in "bra" and not _fits(kind or "", phrase, letters[-1:], question, lang):
-            return None
-        strong = strong or length > 0 or len(phrase) > 1
-        # It may end in a value ("yes, you may" with the guest May); a plain "yes" is always an answer.
-        if kind == "cores" and question.values & {*phrase[-1:]} and lang.consent.get(phrase[-1:]) != "cores":
-            return None
-        # "Approved" may be the folder in question, and "approve the draft" the draft of an approval.
-        is_core, first = kind == "cores", {words[start]}
-        named = {*phrase} - lang.sets["neutral"] if is_core else first & lang.sets["assents"]
-        if stems & {word[:_STEM] for word in named - {question.verb} if len(word) >= _STEM}:
-            return None
-        letters += letter
-        start += max(length, len(phrase))
-    # It ends in a hesitation: the sentence goes on.
-    if letters.endswith("h") or not _APPROVAL.fullmatch(letters.replace("h", "")):
-        return None
-    return "session" if "s" in letters else "once"
+        at += length
+    is_cut = length == 1 and (words[-1] in page.lists["final"] or (words[-1],) in page.phrases["hesitations"])
+    return reading if not is_cut and reading.approves(question) else None
 
 
-def _fits(kind: str, phrase: Words, before: str, question: Question, lang: Vocabulary) -> bool:
-    # A reason could belong to a dictated text, and "call her, mate" may name another person.
-    if (question.values | question.action_words) & {*phrase} - lang.sets["neutral"]:
-        return False
-    if kind == "address":
-        return before not in "vwd" or (before == "v" and question.verb not in {"", *lang.sets["personal"]})
-    removes = question.verb in lang.sets["removing"]
-    return not question.dictated and (kind == "reasons" or (kind == "departures") is removes)
+def _fluent(words: Words, question: Question, page: Page) -> Words:
+    """Leave out stutters, words that are said twice, and hesitations before another word."""
+    own = _own_words(question)
+    short = page.lists["small"] | page.lists["links"] | page.lists["articles"]
+    fluent: list[str] = []
+    for word, after in zip(words, (*words[1:], ""), strict=False):
+        if after and (word,) in page.phrases["hesitations"] and word not in own:
+            continue
+        is_stutter = word == after or (len(word) == 1 and after.startswith(word) and word not in short)
+        if is_stutter and word.isalpha() and word not in own:
+            continue
+        fluent.append(word)
+    return tuple(fluent)
 
 
-def _longest(pattern: re.Pattern[str], words: Words, lang: Vocabulary) -> re.Match[str] | None:
-    # The alternatives overlap: "add it on" begins "add it on Thursday". "It is" begins a clause of its own.
-    pronouns, verbs = lang.sets["pronouns"], lang.sets["clauses"]
-    ends = range(len(words), 0, -1)
-    whole = (end for end in ends if words[end - 1] not in pronouns or not verbs & {*words[end : end + 1]})
-    texts = (" ".join(words[:end]) + " " for end in whole)
-    return next(filter(None, map(pattern.fullmatch, texts)), None)
+def _own_words(question: Question) -> frozenset[str]:
+    return frozenset(word for value in question.values for word in value.words)
 
 
-def _repeats(words: Words, question: Question, lang: Vocabulary) -> bool:
-    expected = _joined(lang.words(question.repeat))
-    answer = tuple(word for word in words if lang.consent.get((word,)) != "hesitations")
-    ends = (n for n in range(len(answer), 0, -1) if _joined(answer[:n]) == expected)
-    return any(not answer[n:] or lang.consent.get(answer[n:]) in ("courtesies", "please") for n in ends)
+def _step(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+    """Take the next words into the reading; returns how many, and 0 if they have no place in an approval."""
+    own = _own_words(question)
+    if length := _value_at(reading, words, at, question, page):
+        return max(length, 0)
+    if reading.link:
+        return _behind_link(reading, words[at], question, page)
+    dictates = any(value.is_long for value in question.values)
+    if dictates and reading.verb and any(question.values[n].is_long for n in reading.values):
+        return 0  # it may belong to the dictated text
+    length = page.phrase_at("consents", words, at)
+    is_plain = at == 0 and words[:1] in page.phrases["consents"]  # a bare "yes" is always an answer
+    if length and not (dictates and reading.verb) and (is_plain or not {*words[at : at + length]} <= own):
+        reading.consent, reading.is_open = True, False
+        return length
+    if not reading.verb and (verb := _verb_at(words[at], question, page)) and words[at] not in own:
+        if not reading.consent and _is_stopping(words[at], page):
+            return 0  # "cancel it" also takes back
+        reading.verb, reading.is_open = verb, False
+        reading.pronoun = page.form_of(words[at], verb) == "clinging"
+        return 1
+    if length := page.phrase_at("session", words, at):
+        reading.session = True
+        return length
+    if not reading.verb and (length := page.phrase_at("leads", words, at)):
+        reading.lead = reading.is_open = True
+        return length
+    if length := page.phrase_at("courtesies", words, at):
+        return length
+    length = page.phrase_at("weak", words, at)
+    if length and not reading.verb and not {*words[at : at + length]} <= own:
+        return length
+    if reading.verb and (length := page.phrase_at("pronouns", words, at)):
+        reading.pronoun = True
+        return length
+    return _own_word(reading, words, at, question, page)
 
 
-def _joined(words: Iterable[str]) -> str:
-    # Numbers are spoken in groups: "0 49 151" is "049151".
-    return re.sub(r"(?<=\d) (?=\d)", "", " ".join(word for word in words if word != "the"))
+def _own_word(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+    word = words[at]
+    if word in page.lists["particles"] and question.particles:
+        return 1 if reading.verb and word in question.particles else 0
+    if any(word in nouns for nouns in question.nouns):
+        reading.nouns.append(word)
+        return 1
+    if word in page.lists["links"]:
+        reading.link = word
+        return 1
+    return 1 if word in page.lists["small"] and at + 1 < len(words) else 0
 
 
-def _refuses(words: Words, question: Question, lang: Vocabulary) -> bool:
-    question_marks = [index for index, word in enumerate(words[:-1]) if word == "?"]
-    words = words[question_marks[-1] + 1 :] if question_marks else words  # "who is there? No."
-    start, phrase, kind = 0, phrase_at(words, 0, lang.refusal), "openers"
-    while phrase and (kind := lang.refusal[phrase]) == "openers":
-        start += len(phrase)
-        phrase = phrase_at(words, start, lang.refusal)
-    tail = words[start + len(phrase) :]
-    if not phrase or phrase[0] == question.verb or (kind == "others" and phrase[-1] != question.verb):
-        return False
-    if words[-1] == "?" and (kind == "stops" or len(words) < 3):
-        return False
-    expected = lang.sets["after_stops"] | question.action_words
-    if kind == "stops" and tail and tail[0] not in expected and not question.action_words & {*tail[:3]}:
-        return False
-    return not _ends_in_consent(words, start + len(phrase), question, lang)
+def _behind_link(reading: Reading, word: str, question: Question, page: Page) -> int:
+    """Take a word behind a link that is no value: an article, or a noun of the tool."""
+    if any(word in nouns for nouns in question.nouns):
+        reading.link = ""
+        reading.nouns.append(word)
+        return 1
+    return 1 if word in page.lists["articles"] else 0
 
 
-def _ends_in_consent(words: Words, start: int, question: Question, lang: Vocabulary) -> bool:
-    # "No, wait, go ahead" takes the refusal back, "no, I will do it" does not.
-    unfinished = lang.sets["unfinished"]
-    for position in range(max(start, len(words) - 12), len(words)):
-        if words[position - 1] not in unfinished and "not" not in words[max(0, position - 4) : position]:
-            if _approves(words[position:], question, lang):
-                return True
+def _value_at(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+    """Take a whole value, which its label may precede; 0 without one, -1 if one stands in a wrong place."""
+    best: tuple[int, Value, int] | None = None
+    for number, value in enumerate(question.values):
+        for label in (0, len(value.label)):
+            start = at + label
+            fits = label == 0 or words[at:start] == value.label
+            fits = (
+                fits
+                and number not in reading.values
+                and words[start : start + len(value.words)] == value.words
+            )
+            if fits and (best is None or label + len(value.words) > best[2]):
+                best = number, value, label + len(value.words)
+    if best is None or (len(best[1].words) == 1 and words[at] in page.lists["small"] | page.lists["links"]):
+        return 0
+    number, value, length = best
+    texts = [n for n in reading.values if not question.values[n].is_number]
+    end = at + length
+    is_labelled = length > len(value.words)
+    # A link stands before a value only as it does in the question; before a text, "for Anna" is free.
+    is_object = reading.verb and not (reading.link or reading.pronoun or reading.nouns or reading.values)
+    is_adjective = end < len(words) and any(
+        words[end] in nouns for nouns in question.nouns
+    )  # "the hall lamp"
+    if (
+        is_object
+        and not is_labelled
+        and not is_adjective
+        and not value.is_number
+        and _has_text_before(question, number)
+    ):
+        return -1  # "move the archive", which is where the file goes
+    directed = page.lists["directed"]
+    fits = reading.link == value.before
+    fits = fits or (
+        value.before not in directed if not reading.link else not value.before and not value.is_number
+    )
+    if not is_labelled and (not fits or (reading.link in directed and reading.link != value.before)):
+        return -1
+    if not value.is_number and texts and number < texts[-1]:
+        return -1
+    # A number beside another one is another number.
+    if words[at][:1].isdigit() and at and words[at - 1][:1].isdigit():
+        return -1
+    if words[end - 1][:1].isdigit() and end < len(words) and words[end][:1].isdigit():
+        return -1
+    reading.values.append(number)
+    reading.link = ""
+    return length
+
+
+def _has_text_before(question: Question, number: int) -> bool:
+    particles = question.particles
+    return any(not value.is_number and not {*value.words} <= particles for value in question.values[:number])
+
+
+def _verb_at(word: str, question: Question, page: Page) -> str:
+    return next((verb for verb in sorted(question.verbs) if page.form_of(word, verb)), "")
+
+
+def _is_stopping(verb: str, page: Page) -> bool:
+    return (verb,) in page.phrases["refusals"] or any(
+        phrase[:1] == (verb,) for phrase in page.phrases["refusals"]
+    )
+
+
+def repeats(words: Words, question: Question, page: Page) -> bool:
+    """Tell whether the words to repeat are said, with a yes before and courtesies behind them at most."""
+    expected = _told(page.words(question.repeat), page)
+    words = _told(words, page)
+    at = 0
+    while at < len(words):
+        for end in range(len(words), at, -1):
+            if expected and words[at:end] == expected:
+                return _consists_of(("courtesies",), words[end:], page, may_be_empty=True)
+        length = page.phrase_at("before_repeat", words, at)
+        if not length:
+            return False
+        at += length
     return False
 
 
-def _is_request(words: Words, question: Question, lang: Vocabulary) -> bool:
-    start = 0
-    while phrase := phrase_at(words, start, lang.request):
-        if lang.request[phrase] != "openers":
-            return True
-        start += len(phrase)
-    if any(lang.request.get(phrase_at(words, n, lang.request)) == "corrections" for n in range(len(words))):
-        return True
-    tail = {word for word in words[start:] if word != "?"}
-    if len(words) - start < 3 or words[start] not in lang.sets["starts"] or question.action_words & tail:
+def _told(words: Words, page: Page) -> Words:
+    """Leave out articles and hesitations."""
+    left_out = page.lists["articles"] | {word for phrase in page.phrases["hesitations"] for word in phrase}
+    return _glued(tuple(word for word in words if word not in left_out))
+
+
+def _glued(words: Words) -> Words:
+    """Write digits in groups as one: "0 49 151" is "049151"."""
+    glued: list[str] = []
+    for word in words:
+        if glued and word.isdigit() and glued[-1].isdigit():
+            glued[-1] += word
+        else:
+            glued.append(word)
+    return tuple(glued)
+
+
+def _consists_of(lists: tuple[str, ...], words: Words, page: Page, *, may_be_empty: bool = False) -> bool:
+    """Tell whether phrases of the lists, hesitations and courtesies are all of it."""
+    at, found = 0, may_be_empty
+    while at < len(words):
+        length = max(page.phrase_at(name, words, at) for name in lists)
+        found = found or length > 0
+        length = length or max(page.phrase_at(name, words, at) for name in ("hesitations", "courtesies"))
+        if not length:
+            return False
+        at += length
+    return found
+
+
+# -- refusals, and what is no answer
+
+
+def refuses(words: Words, question: Question, page: Page) -> bool:
+    """Tell whether an utterance refuses in the language of a page, and does not take the refusal back."""
+    if not words or words[-1] == "?":
         return False
-    about, topics = lang.sets["about"], lang.sets["topics"]
-    return bool(topics & tail) or not about & tail
+    if not _has(words, "no_refusals", page) and _negates(words, question, page):
+        return True
+    at = 0
+    while at < len(words):
+        if page.phrase_at("no_refusals", words, at):
+            return False
+        if length := page.phrase_at("refusals", words, at):
+            is_own = (
+                length == 1 and page.language == question.language and _verb_at(words[at], question, page)
+            )
+            return not is_own and not _ends_in_consent(words, at + length, page)
+        length = page.phrase_at("before_refusals", words, at)
+        if not length:
+            break
+        at += length
+    while length := next((n for n in (3, 2, 1) if words[-n:] in page.phrases["courtesies"]), 0):
+        words = words[:-length]
+    for name in ("no_refusals", "last_refusals"):
+        if any(page.phrase_at(name, words, n) == len(words) - n for n in range(len(words))):
+            return name == "last_refusals" and len(words) <= MAX_REFUSED_WORDS
+    return False
+
+
+def _has(words: Words, name: str, page: Page) -> bool:
+    return any(page.phrase_at(name, words, at) for at in range(len(words)))
+
+
+def _ends_in_consent(words: Words, start: int, page: Page) -> bool:
+    # "No, wait, go ahead" takes the refusal back, "no, don't do that" does not.
+    return any(
+        page.phrase_at("consents", words, n) == len(words) - n and words[n - 1] not in page.lists["negations"]
+        for n in range(start, len(words))
+    )
+
+
+def _negates(words: Words, question: Question, page: Page) -> bool:
+    """Tell whether the question's own words are denied, and nothing else is said: "don't switch it on"."""
+    negations = page.lists["negations"] | {
+        phrase[0]
+        for phrase in page.phrases["refusals"]
+        if len(phrase) == 1 and phrase[0] not in question.verbs
+    }
+    if negations.isdisjoint(words) or len(words) > MAX_REFUSED_WORDS:
+        return False
+    own = _nouns(question) | _own_words(question)
+    lists = page.lists["small"] | page.lists["links"] | page.lists["particles"] | negations
+    at = 0
+    while at < len(words):
+        length = max(
+            page.phrase_at(name, words, at)
+            for name in ("pronouns", "leads", "courtesies", "hesitations", "weak")
+        )
+        if not length and words[at] not in lists | own and not _verb_at(words[at], question, page):
+            return False
+        at += length or 1
+    return True
+
+
+def _nouns(question: Question) -> frozenset[str]:
+    labels = (value.label for value in question.values)
+    return frozenset(word for words in (*question.nouns, *labels) for word in words)
+
+
+def _asks_about(words: Words, question: Question, page: Page) -> bool:
+    """Tell whether an utterance asks about a value or another word of the question."""
+    while words and (words[0],) in page.phrases["hesitations"]:
+        words = words[1:]
+    if not words or words[0] not in page.lists["questions"]:
+        return False
+    own = _nouns(question) | _own_words(question)
+    return not own.isdisjoint(words) or any(_verb_at(word, question, page) for word in words)
+
+
+def is_request(words: Words, question: Question, page: Page) -> bool:
+    """Tell whether an utterance is plainly another request."""
+    while words and (words[0],) in page.phrases["hesitations"] | page.phrases["weak"]:
+        words = words[1:]
+    starts = page.lists["requests"] | page.lists["questions"]
+    own = _nouns(question) | _own_words(question)
+    return len(words) > 2 and words[0] in starts and own.isdisjoint(words)

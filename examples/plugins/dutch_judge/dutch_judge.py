@@ -34,7 +34,7 @@ class DutchJudge:
         arguments: Mapping[str, Any],
         cautions: Sequence[Caution] = (),
         scopes: Sequence[str] = ("once", "session"),
-        locale: str | None = None,
+        zone: str | None = None,
     ) -> Question:
         """Make the question for a call."""
         values = msgspec.json.encode(arguments).decode()
@@ -51,7 +51,7 @@ class DutchJudge:
         )
         return f"Mag ik {question.text}? Antwoord {how}, alstublieft."
 
-    def classify(self, utterance: str, question: Question) -> Answer:
+    def classify(self, utterance: str, question: Question, lang: str | None = None) -> Answer:
         """Classify an utterance."""
         words = " ".join(re.findall(r"\w+", utterance.lower()))
         scope: Literal["once", "session"] = "once"
@@ -61,5 +61,5 @@ class DutchJudge:
         if words in NO:
             kind = "deny"
         elif words in YES:
-            kind = "allow" if question.by_voice else "unclear"
+            kind = "allow" if question.by_voice else "yes"
         return Answer(kind, scope, utterance)

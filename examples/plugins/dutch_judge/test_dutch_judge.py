@@ -13,8 +13,6 @@ from tests.contract.judge import JudgeContract
 class TestDutch(JudgeContract):
     """The contract of judges."""
 
-    locale = "nl-NL"
-
     @pytest.fixture
     def judge(self) -> DutchJudge:
         return DutchJudge()

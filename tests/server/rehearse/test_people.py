@@ -58,7 +58,7 @@ async def test_an_example_with_a_person_passes(conductor: Main, name: str) -> No
 
 
 async def test_the_ledger_overrules_the_judge(conductor: Main) -> None:
-    words = ["Delete 3 photos of album Rome.", "Confirm photos delete Rome.", "DONE"]
+    words = ["Delete 3 photos of album Rome.", "Confirm delete photos Rome count 3.", "DONE"]
     code, out, _ = await rehearse(conductor, Models(words, YES), str(EXAMPLES / "photos.yaml"))
     assert code == 1
     assert "the ledger has 1 calls of photos.delete, at most 0 allowed" in out

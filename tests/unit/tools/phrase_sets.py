@@ -1,9 +1,11 @@
-"""Sets of spoken answers: the meaning of each, and the classification.
+"""Sets of spoken answers in any language: the meaning of each, and the classification.
 
 A set is a pair of files. NAME.tools.json lists the calls asked about: ``id``, ``name``, ``title``, ``risk``,
-``arguments``, and ``spoken`` where the tool has a template. NAME.jsonl holds an answer a line: ``tool`` is an
-id, ``say`` the transcript, in which {words} stands for the words to repeat at high risk, ``meaning`` one of
-consent, session, always (a consent for that long), refusal, neither. ``why`` is for people.
+``arguments``, ``spoken`` where the tool has a template, and ``language``, which is en without it. NAME.jsonl
+holds an answer a line: ``tool`` is an id, ``say`` the transcript, in which {words} stands for the words to
+repeat at high risk, ``meaning`` one of consent, session, always (a consent for that long), refusal, neither.
+``why`` is for people. A line with ``dialogue`` has two transcripts instead: the second one answers the second
+question.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conductor.plugins.judges import Question, classify_answer, make_question
+from conductor.plugins.judges import LANGUAGES, Question, classify, make_question
 from conductor.tools.base import Effect, ToolSpec
 from conductor.tools.judge import Answer
 
 CONSENTS = ("consent", "session", "always")
+UNDECIDED = ("unclear", "yes", "repeat", "wait")
+"""Answers after which the question stands, and is asked again."""
 
 
 @dataclass
@@ -33,7 +37,7 @@ class Judged:
     count: Counter[str] = field(default_factory=Counter)
 
     def share(self, meaning: str) -> float:
-        """Return the share of consents or refusals that were understood at once."""
+        """Return the share of consents, refusals or dialogues that were understood."""
         return self.understood[meaning] / self.count[meaning] if self.count[meaning] else 1.0
 
 
@@ -42,20 +46,31 @@ def question_of(tool: Mapping[str, Any]) -> Question:
     title, template, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
     effect: Effect = "irreversible" if risk == "high" else "write"
     spec = ToolSpec(tool["name"], "", {}, risk=risk, effect=effect, title=title, spoken=template)
-    return make_question(spec, tool["arguments"])
+    return make_question(tool.get("language", "en"), spec, tool["arguments"], zone="Europe/Berlin")
+
+
+def judge_answer(utterance: str, question: Question) -> Answer:
+    """Classify an utterance with all pages."""
+    return classify(utterance, question, LANGUAGES)
 
 
 def answers(
-    tools: Path, phrases: Path, classify: Callable[[str, Question], Answer] = classify_answer
+    tools: Path, phrases: Path, judge: Callable[[str, Question], Answer] = judge_answer
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Answer]]:
-    """Give each phrase of a set, its tool, and the answer that ``classify`` takes it for."""
+    """Give each phrase of a set, its tool, and the answer that ``judge`` takes it for.
+
+    Of a dialogue it is the first answer that decides, else the second.
+    """
     kits = {tool["id"]: tool for tool in json.loads(tools.read_text("utf-8"))}
     questions = {name: question_of(tool) for name, tool in kits.items()}
     for line in phrases.read_text("utf-8").splitlines():
         phrase: Mapping[str, Any] = json.loads(line)
         question = questions[phrase["tool"]]
-        words = phrase["say"].replace("{words}", question.repeat)
-        yield phrase, kits[phrase["tool"]], classify(words, question)
+        for words in phrase.get("dialogue", [phrase.get("say")]):
+            answer = judge(words.replace("{words}", question.repeat), question)
+            if answer.kind not in UNDECIDED:
+                break
+        yield phrase, kits[phrase["tool"]], answer
 
 
 def judge_set(tools: Path, phrases: Path) -> Judged:
@@ -68,8 +83,9 @@ def judge_set(tools: Path, phrases: Path) -> Judged:
         expected = {"consent": "consent", "session": "consent", "refusal": "refusal"}.get(meaning)
         if expected is not None:
             fits = answer.kind == ("allow" if expected == "consent" else "deny")
-            judged.count[expected] += 1
-            judged.understood[expected] += fits
+            name = "dialogue" if "dialogue" in phrase else expected
+            judged.count[name] += 1
+            judged.understood[name] += fits
             if not fits:
                 judged.missed.append((phrase, answer))
     return judged
@@ -82,13 +98,18 @@ def is_unsafe(meaning: str, answer: Answer) -> bool:
     return meaning not in CONSENTS or (answer.scope != "once" and meaning != "session")
 
 
+def said(phrase: Mapping[str, Any]) -> str:
+    """Give the words of a line."""
+    return " / ".join(phrase.get("dialogue", [phrase.get("say", "")]))
+
+
 def report(judged: Judged) -> str:
     """List the unsafe and the missed phrases, and the shares."""
     lines = [
-        f"unsafe: {p['meaning']} taken for {a.kind} {a.scope}: {p['tool']}: {p['say']}"
+        f"unsafe: {p['meaning']} taken for {a.kind} {a.scope}: {p['tool']}: {said(p)}"
         for p, a in judged.unsafe
     ]
-    lines += [f"missed: {p['meaning']} taken for {a.kind}: {p['tool']}: {p['say']}" for p, a in judged.missed]
+    lines += [f"missed: {p['meaning']} taken for {a.kind}: {p['tool']}: {said(p)}" for p, a in judged.missed]
     for meaning, count in judged.count.items():
         lines.append(
             f"{meaning}: {judged.understood[meaning]} of {count} understood, {judged.share(meaning):.1%}"

@@ -1,19 +1,40 @@
-"""Sets of spoken answers: no unsafe approval, and most answers are understood at once."""
+"""Sets of spoken answers: no unsafe approval, and as many answers are understood at once as the rule gives.
+
+What a set labels as no consent and the grammar takes for one is in ``argued.json``, each with its reason.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from conductor.tools.judge import Answer
-from tests.unit.tools.phrase_sets import Judged, is_unsafe, judge_set, report
+from tests.unit.tools.phrase_sets import (
+    Judged,
+    answers,
+    is_unsafe,
+    judge_answer,
+    judge_set,
+    question_of,
+    report,
+    said,
+)
 
 FOLDER = Path(__file__).parent / "phrases"
 LEAST: dict[str, dict[str, float]] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
+ARGUED: dict[str, dict[str, str]] = json.loads((FOLDER / "argued.json").read_text("utf-8"))
+"""Set -> tool and answer -> why it is a consent."""
+BEFORE_WORDS = "{words}"
 SETS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
+
+
+def is_argued(name: str, tool: str, words: str) -> bool:
+    """Tell whether it is a consent by the rule: argued, or the words to repeat with a yes before them."""
+    return BEFORE_WORDS in words or f"{tool}: {words}" in ARGUED.get(name, {})
 
 
 @cache
@@ -23,18 +44,57 @@ def judged(name: str) -> Judged:
 
 def test_each_set_has_its_shares() -> None:
     assert sorted(LEAST) == SETS
+    assert {*ARGUED} <= {*SETS} and all(why for reasons in ARGUED.values() for why in reasons.values())
 
 
+def test_a_tenth_of_all_phrases_has_nothing_unsafe() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    rng = random.Random(seed)
+    for name in SETS:
+        tools = {tool["id"]: tool for tool in json.loads((FOLDER / f"{name}.tools.json").read_text("utf-8"))}
+        questions = {key: question_of(tool) for key, tool in tools.items()}
+        for line in (FOLDER / f"{name}.jsonl").read_text("utf-8").splitlines():
+            if rng.random() < 0.1 and "dialogue" not in (phrase := json.loads(line)):
+                question = questions[phrase["tool"]]
+                answer = judge_answer(phrase["say"].replace("{words}", question.repeat), question)
+                unsafe = is_unsafe(phrase["meaning"], answer)
+                assert not unsafe or is_argued(name, phrase["tool"], phrase["say"]), (seed, name, phrase)
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SETS)
 def test_no_phrase_of_a_set_is_unsafe(name: str) -> None:
-    assert not judged(name).unsafe, report(judged(name))
+    unsafe = [(p["tool"], said(p)) for p, _ in judged(name).unsafe]
+    assert [(tool, words) for tool, words in unsafe if not is_argued(name, tool, words)] == []
+    taken = {f"{tool}: {words}" for tool, words in unsafe}
+    assert {*ARGUED.get(name, {})} <= taken, "an argument that is no longer needed"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SETS)
-def test_most_consents_and_refusals_of_a_set_are_understood(name: str) -> None:
+def test_as_many_answers_of_a_set_are_understood_as_the_rule_gives(name: str) -> None:
     result = judged(name)
     for meaning, least in LEAST[name].items():
         assert result.share(meaning) >= least, report(result)
+
+
+def test_a_dialogue_is_decided_by_its_first_clear_answer(tmp_path: Path) -> None:
+    tool = {"id": "a", "name": "lamp.switch", "risk": "medium", "arguments": {"room": "hall"}}
+    (tmp_path / "s.tools.json").write_text(json.dumps([tool, {**tool, "id": "b", "risk": "high"}]))
+    lines = [
+        {"tool": "a", "dialogue": ["whatever you like", "yes"], "meaning": "consent"},
+        {"tool": "b", "dialogue": ["yes", "{words}"], "meaning": "consent"},
+        {"tool": "a", "dialogue": ["no thanks", "yes"], "meaning": "refusal"},
+        {"tool": "a", "dialogue": ["hm", "not sure"], "meaning": "consent"},
+    ]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    result = judge_set(tmp_path / "s.tools.json", tmp_path / "s.jsonl")
+    assert (result.understood["dialogue"], result.count["dialogue"]) == (3, 4)
+    assert [a.kind for _, _, a in answers(tmp_path / "s.tools.json", tmp_path / "s.jsonl")][:3] == [
+        "allow",
+        "allow",
+        "deny",
+    ]
 
 
 @pytest.mark.parametrize(
