@@ -177,16 +177,16 @@ def _due(arguments: Mapping[str, Any], now: datetime, zone: ZoneInfo) -> tuple[_
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
         raise ToolFailure("validation_failed", message) from None
+    if asked <= now:
+        local_time = now.astimezone(zone).isoformat(timespec="minutes")
+        raise ToolFailure("validation_failed", f"That time has passed: the user's time is {local_time}.")
+    if asked - now > timedelta(days=MAX_DAYS):
+        raise ToolFailure("validation_failed", "That is more than five years away.")
     due, notes = _Due(asked, asked.replace(tzinfo=None, fold=0), zone), list[str]()
     if asked.tzinfo is not zone:
         due = _Due.of(asked, zone)
         if asked.utcoffset() != asked.astimezone(zone).utcoffset():
             notes.append(f"{text!r} is {due.wall:%Y-%m-%dT%H:%M} in the user's zone {zone.key}.")
-    if due.at <= now:
-        local_time = now.astimezone(zone).isoformat(timespec="minutes")
-        raise ToolFailure("validation_failed", f"That time has passed: the user's time is {local_time}.")
-    if due.at - now > timedelta(days=MAX_DAYS):
-        raise ToolFailure("validation_failed", "That is more than five years away.")
     return due, notes
 
 
@@ -195,7 +195,7 @@ def _asked(text: str, now: datetime, zone: ZoneInfo) -> datetime:
     if ":" not in text[:3]:
         moment = datetime.fromisoformat(text)
         return moment if moment.tzinfo is not None else _first([moment], now, zone)
-    at = time.fromisoformat(text if text[1] != ":" else f"0{text}")
+    at = time.fromisoformat(text if text[1:2] != ":" else f"0{text}")
     there = at.tzinfo or zone
     today = now.astimezone(there).date()
     days = (today, today + timedelta(days=1), today + timedelta(days=2))

@@ -116,6 +116,9 @@ async def test_the_model_reads_what_became_of_an_offset_and_of_an_unknown_zone()
     ("arguments", "words"),
     [
         ({}, "either"),
+        ({"at": ":"}, "no time"),
+        ({"at": "0001-01-01T00:00+14:00"}, "has passed"),
+        ({"at": "9999-12-31T23:59-12:00"}, "five years"),
         ({"in_minutes": 1, "at": "10:00"}, "either"),
         ({"at": "tomorrow"}, "no time"),
         ({"at": "25:00"}, "no time"),
