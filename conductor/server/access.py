@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,9 @@ _ROLES = {
     "app": f"This token is a program's: it opens {MCP_PATH} only.",
     "program": "This token is an app's. `conductor mcp token` prints the token of its programs.",
 }
-# Headers of requests that came through a proxy.
-FORWARDED = (
-    *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "X-Real-IP", "Via"),
-    *("CF-Connecting-IP", "True-Client-IP"),
+# Names of headers that proxies add to a request: each X-Forwarded-…, and those of the client's address.
+_FORWARDED = re.compile(
+    r"via|.*forwarded.*|.*-(client|connecting|real)-ip|.*-external-address", re.IGNORECASE
 )
 
 
@@ -134,7 +134,7 @@ class Access:
 
     async def _decide(self, request: Request, peer: str, address: str) -> Client | Refusal:
         headers = request.headers
-        is_forwarded = any(name in headers for name in FORWARDED)
+        is_forwarded = any(map(_FORWARDED.fullmatch, headers))
         if is_forwarded and not (self.authenticator.required or self._proxies):
             # Loopback needs no token, but every client of a local proxy comes from loopback.
             text = (

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from conductor.server.access import FORWARDED
 from conductor.settings import load_settings
 from tests.app import App
 from tests.dialogues import DELETE, LOOK, begin
@@ -74,6 +73,16 @@ def test_clients_may_inspect_on_loopback_or_as_the_operator_says(
     values: dict[str, Any], inspectors: str
 ) -> None:
     assert load_settings(None, **values).inspectors == inspectors
+
+
+# https://developer.mozilla.org/docs/Web/HTTP/Reference/Headers, and the headers of Cloudflare, Fastly,
+# Fly.io, Envoy and the ingress of Kubernetes.
+FORWARDED = (
+    *("X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Server"),
+    *("Forwarded", "x-real-ip", "Via", "CF-Connecting-IP", "True-Client-IP", "Fastly-Client-IP"),
+    *("Fly-Client-IP", "X-Client-IP", "X-Cluster-Client-IP", "X-Original-Forwarded-For"),
+    "X-Envoy-External-Address",
+)
 
 
 @pytest.mark.parametrize("header", FORWARDED)
