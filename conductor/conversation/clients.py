@@ -87,16 +87,7 @@ class Clients:
 
         def records() -> list[r.Record]:
             former = session.state.profile
-            profile = Profile(  # absent fields keep their former values
-                capabilities,
-                locale=event.locale or former.locale,
-                lang=event.lang or former.lang,
-                time_zone=event.time_zone or former.time_zone,
-                instructions=former.instructions if event.instructions is None else event.instructions,
-                tools=former.tools if tools is None else tools,
-                model=model or former.model,
-                traceparent=event.traceparent or former.traceparent,
-            )
+            profile = _declared(event, former, capabilities=capabilities, tools=tools, model=model)
             return [r.ProfileDeclared(profile)] if profile != former else []
 
         resend, drop = answer or (None, None)
@@ -290,3 +281,24 @@ def of_ignored(inbound: Inbound) -> Diagnostic:
 
 def _quoted(name: str | None) -> str:
     return repr((name or "")[:_MAX_NAME])
+
+
+def _declared(
+    event: client.SessionStart,
+    former: Profile,
+    *,
+    capabilities: tuple[str, ...],
+    tools: list[Any] | None,
+    model: str | None,
+) -> Profile:
+    """Make the profile that a client declares; fields that it leaves out keep their former values."""
+    return Profile(
+        capabilities,
+        locale=event.locale or former.locale,
+        lang=event.lang or former.lang,
+        time_zone=event.time_zone or former.time_zone,
+        instructions=former.instructions if event.instructions is None else event.instructions,
+        tools=former.tools if tools is None else tools,
+        model=model or former.model,
+        traceparent=event.traceparent or former.traceparent,
+    )
