@@ -36,28 +36,33 @@ def one_object(arguments: str) -> str:
     Half characters in it are replaced. Other arguments stay as they are.
     """
     text = arguments.strip()
-    if text.startswith('"') and is_json(text):
-        inner = msgspec.json.decode(text).strip()
-        return inner if inner.startswith("{") and is_json(inner) else arguments
-    if not text.startswith("{") or len(text) > MAX_CHARS or is_json(text):
+    if not text.startswith(("{", '"', "null")) or len(text) > MAX_CHARS or (text[0] == "{" and is_json(text)):
         return arguments
-    objects: dict[str, tuple[str, Any]] = {}
-    position = 0
     try:
-        while position < len(text):
-            value, end = _raw_decode(text, position)
-            if not isinstance(value, dict):
-                return arguments
-            if value:
-                objects.setdefault(json.dumps(value, sort_keys=True), (text[position:end], value))
-            blanks = _BLANKS.match(text, end)
-            position = blanks.end() if blanks is not None else end
+        objects = _objects(text)
     except (ValueError, RecursionError):
         return arguments
     if len(objects) > 1:
         return arguments
     written, value = next(iter(objects.values()), ("{}", {}))
     return written if is_json(written) else whole_characters(json.dumps(value, ensure_ascii=False))
+
+
+def _objects(text: str, *, in_string: bool = False) -> dict[str, tuple[str, Any]]:
+    """Read JSON values in a row, objects or null, also as strings: each different object that is not empty."""
+    objects: dict[str, tuple[str, Any]] = {}
+    position = 0
+    while position < len(text):
+        value, end = _raw_decode(text, position)
+        if isinstance(value, str) and not in_string:
+            objects |= _objects(value.strip(), in_string=True)
+        elif isinstance(value, dict) and value:
+            objects.setdefault(json.dumps(value, sort_keys=True), (text[position:end], value))
+        elif value not in ({}, None):
+            raise ValueError
+        blanks = _BLANKS.match(text, end)
+        position = blanks.end() if blanks is not None else end
+    return objects
 
 
 def distinct(calls: Iterable[ToolCall]) -> list[ToolCall]:

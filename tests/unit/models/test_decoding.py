@@ -135,6 +135,12 @@ def test_a_text_without_halves_can_always_be_sent(pieces: list[str]) -> None:
         ('{}{"a":1}', '{"a":1}'),
         ("{}{}", "{}"),
         ('"{\\"a\\":1}"', '{"a":1}'),
+        ('{"a":1}"{\\"a\\":1}"', '{"a":1}'),
+        ('"{}"{"a":1}', '{"a":1}'),
+        ('{"a":1}"{\\"a\\":2}"', '{"a":1}"{\\"a\\":2}"'),
+        ('{"a":1}"text"', '{"a":1}"text"'),
+        ('null{"a":1}', '{"a":1}'),
+        ("nullable", "nullable"),
         ('"text"', '"text"'),
         ('{"a":1}{"a":2}', '{"a":1}{"a":2}'),
         ('{"a":1}{"a":true}', '{"a":1}{"a":true}'),
@@ -170,6 +176,7 @@ def test_a_reply_of_calls_without_end_is_refused_in_little_time(kind: str, end: 
 def test_mending_takes_little_time() -> None:
     assert least_cpu_s(lambda: one_object("{}" * 500_000 + "x"), 0.05) < 0.5
     assert least_cpu_s(lambda: one_object("{} " * 20_000), 0.05) < 0.5
+    assert least_cpu_s(lambda: one_object('"{}"' * 16_000), 0.05) < 0.5
 
 
 def test_a_repeated_call_keeps_its_place_and_its_whole_arguments() -> None:
