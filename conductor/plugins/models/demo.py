@@ -86,7 +86,7 @@ _LAMP_OF = rf"(?:{_LAMP}(?: in the (?P<room>.+))?|(?P<room2>.+) {_LAMP})"
 _WAIT = r"(?P<in_minutes>(?:\d{1,6}(?:\.\d{1,6})?|an?) (?:second|minute|hour|day))s?"
 _AGENT = r"(?:start|launch|spawn) (?:an?|another) (?:new |coding )?agent"
 _REPOSITORY = r"(?:in|on|for) (?:the repository )?(?P<repository>\S+(?:/| slash )\S+)"
-_LIST = r"(?:list|show)(?: me)? (?:my|the|all)"
+_LIST = r"(?:list|show)(?: me)?(?: my| the| all)?"
 _AGENT_ID = r"(?:the )?agent (?P<id>\S+)"
 ROWS: Sequence[tuple[str, str]] = (
     ("agent.spawn", rf"{_AGENT} to (?P<prompt>.+) {_REPOSITORY}"),
@@ -132,6 +132,7 @@ _OWN_EXAMPLES = ("count to 5", "say good morning", "what did I say")
 
 def _tool_output(clause: str, request: ModelRequest) -> DemoOutput | None:
     text = re.sub(r"(?i),? please\Z", "", _POLITE.sub("", clause).strip(" \t\n.,!?"))
+    text = re.sub(r"(?i)\A(what|how|who|where)['\u2019]s\b", r"\1 is", text)
     names = {tool.name for tool in request.tools}
     for name, pattern in ROWS:
         if name in names and (match := re.fullmatch(f"(?is){pattern}", text)):

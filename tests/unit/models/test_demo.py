@@ -185,6 +185,8 @@ ANYBODYS = (
             {"to": "Anna", "body": "hello, my dear"},
         ),
         ("What is the weather in Rome?", "weather.today", {"city": "Rome"}),
+        ("What's the weather in Rome?", "weather.today", {"city": "Rome"}),
+        ("What\u2019s the weather in Anna's village?", "weather.today", {"city": "Anna's village"}),
         ("which birds are on the pond Otter", "x7", {"pond": "Otter"}),
         ("water the roses", "x8", {}),
         ("roll the dice with six sides", "roll_dice", {"sides": 6}),
@@ -235,6 +237,9 @@ IOS = tuple(spec.definition for spec in load_catalog(Path("ios")))
         ("show me my agents", "agent.list", {}),
         ("How is agent bc-12 doing?", "agent.status", {"id": "bc-12"}),
         ("Tell agent bc-12 to add a test", "agent.followup", {"id": "bc-12", "prompt": "add a test"}),
+        ("list agents", "agent.list", {}),
+        ("how's agent bc-12 doing", "agent.status", {"id": "bc-12"}),
+        ("What's the status of agent bc-12?", "agent.status", {"id": "bc-12"}),
         ("stop the agent bc-12", "agent.cancel", {"id": "bc-12"}),
     ],
 )
