@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 _INSIDE = r"(?:[^\\]|\\(?![()\[\]]))++"
-# A dollar sign is also money: a formula has no blank at its ends, and a sign of LaTeX.
+# A dollar sign is also money: a formula has no blank at its ends, and is one letter or has a sign
+# of LaTeX.
 _FORMULA = re.compile(
     rf"\$\$([^$]{{1,2000}}+)\$\$|\\\(({_INSIDE})\\\)|\\\[({_INSIDE})\\\]"
     r"|(?<![\w$\\])\$(?=[^\s$])([^$\n]{1,300}+)(?<=\S)\$(?![\w$])"
+    r"|\\begin\{[a-z]{1,20}\*?\}((?:[^\\]|\\(?!begin\{|end\{))++)\\end\{[a-z]{1,20}\*?\}"
 )
-_SIGN = re.compile(r"[\\^_={}]")
+_SIGN = re.compile(r"[\\^_={}]|\A[A-Za-z]\Z")
 # A command with braces outside of a formula; a path of Windows has none.
 _LONE = re.compile(r"(?:\\[a-zA-Z]{2,20}(?:\{[^{}\n]{0,200}+\}){1,2}+)++")
 _FRACTION = re.compile(r"\\[dt]?frac\s*+\{([^{}]*+)\}\s*+\{([^{}]*+)\}")
@@ -18,11 +20,13 @@ _ROOT = re.compile(r"\\sqrt\s*+\{([^{}]*+)\}")
 _STYLED = re.compile(r"\\(?:text|math|operator|overline|boxed|mbox|vec|hat|bar)[a-z]*+\s*+\{([^{}]*+)\}")
 _POWER = re.compile(r"\^(?:\{([^{}]*+)\}|(.))")
 _INDEX = re.compile(r"_(?:\{([^{}]*+)\}|(.))")
+_DEGREES = re.compile(r"\s*+\^?(?:\{\\circ\}|\\circ(?![a-z]))\s*+")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*+\}(?:\{[lcr| ]++\})?")  # within dollar signs
 _COMMAND = re.compile(r"\\([a-zA-Z]++|.)", re.DOTALL)
 _POWERS = str.maketrans("0123456789+-n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ")
 _SIGNS = {
     **{"times": "×", "cdot": "×", "div": "÷", "pm": "±", "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥"},
-    **{"ne": "≠", "neq": "≠", "approx": "≈", "infty": "∞", "to": "→", "rightarrow": "→", "circ": "°"},
+    **{"ne": "≠", "neq": "≠", "approx": "≈", "infty": "∞", "to": "→", "rightarrow": "→"},
     **{"dots": "…", "ldots": "…", "cdots": "…", "sum": "∑", "int": "∫", "\\": ",", "%": "%", "$": "$"},
     **dict.fromkeys(("left", "right", "big", "displaystyle", "!"), ""),
     **dict.fromkeys((",", ";", ":", " ", "quad", "qquad"), " "),
@@ -44,6 +48,7 @@ def _formula(match: re.Match[str]) -> str:
 
 
 def _plain(formula: str) -> str:
+    formula = _ENVIRONMENT.sub("", _DEGREES.sub("°", formula))
     for _ in range(_LEVELS):
         former = formula
         for pattern, form in ((_STYLED, r"\1"), (_ROOT, r"√\1"), (_FRACTION, r"\1/\2")):

@@ -53,7 +53,7 @@ _MARK = re.compile(rf"[!#$%&*+\-:<=>@\[\\\]^_`{{}}~\n{_PICTOGRAPH}]")
 _COMMONEST = re.compile(rf"[*`~{_PICTOGRAPH}]++")
 
 # Marks of CommonMark that are text in prose, and the reverse.
-_PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)|(?<=\b[A-Za-z]):\\[^\s`*<>]++|\\\\\w[^\s`*<>]++")
+_PROSE = re.compile(r"(?<=\d)\*++(?=\d)|(?<=`)_++(?=`)|(?<=\b[A-Za-z]):\\[^\s`*<>]*+|\\\\\w[^\s`*<>]++")
 _STRAY = re.compile(r"(?<!\d)\*{2,}+(?=\S)|(?<=\S)\*{2,}+(?!\d)")
 _FOOTNOTE = re.compile(r"\[\^[^\[\]\s]++\]")
 _FOOTNOTE_TEXT = re.compile(rf"^{_FOOTNOTE.pattern}:.*", re.MULTILINE)
@@ -92,14 +92,17 @@ _SOUNDLESS_TAGS = frozenset(
 _CITATION = re.compile(
     r" ?(?:\ue200[^\ue200\ue201]{0,1000}+\ue201"
     r"|[\[\u3010\u3016]\d{1,3}(?::\d{1,3})?\u2020[^\]\u3011\u3017\n]{0,200}+[\]\u3011\u3017]"
+    r"|\[cite(?:_start|:[\d,. ]{1,40})\]"
     r"|\[oai_citation[:_]\d{1,4}\u2021[^\]\n]{0,200}+\](?:\([^)\s]{0,1000}+\))?"
     r"|\b(?:file|nav)?cite(?:[\ue202:]?turn\d{1,4}[a-z]{2,12}\d{1,4})++)"
 )
 # Texts of gateways in place of no text.
-_NOTHING = re.compile(r"[(\[](?:empty|no)[ _]content[)\]]", re.IGNORECASE)
+_NOTHING = re.compile(r"\*{0,2}[(\[](?:empty|no)[ _]content\.?[)\]]\*{0,2}", re.IGNORECASE)
 # Arrows, and bullets within a line: both separate.
 _ARROWS = r"\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f\u2b00-\u2b11"
-_SEPARATOR = re.compile(rf"(?: ?[{_ARROWS}]\ufe0f?+)++ ?|(?:^| )(?:[{_DOTS}\u00b7]|<?[-=]>|==>|<-)(?: |\Z)")
+_SEPARATOR = re.compile(
+    rf"(?: ?[{_ARROWS}]\ufe0f?+)++ ?|(?:^| )(?:[{_DOTS}\u00b7]|<?[-=]{{1,2}}>|<--?)(?: |\Z)"
+)
 
 _EMOJI = re.compile(rf" ?[{_PICTOGRAPH}][{_PICTOGRAPH}\u200d ]*+")
 _ENDS = ".!?:;,\u2026\u3002\uff01\uff1f\uff1a\u3001\u061f\u061b\u060c\u06d4\u0964"
@@ -254,7 +257,9 @@ def _pause(match: re.Match[str]) -> str:
     before, after = match.string[: match.start()], match.string[match.end() :]
     if not before or not after or after[0] in _ENDS + _CLOSERS:
         return ""
-    return " " if before[-1] in _ENDS + "([" else ", "
+    if before[-1] in "([":
+        return ""
+    return " " if before[-1] in _ENDS else ", "
 
 
 def _tag(text: str) -> str:

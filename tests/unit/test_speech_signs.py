@@ -22,6 +22,8 @@ ARROWS = [
     ("left ←→ right", "left, right"),
     ("It goes on →", "It goes on"),
     ("Press &rarr; twice", "Press, twice"),
+    ("a --> b <-- c", "a, b, c"),
+    ("Save it (\u2192 Settings \u2192 Wi-Fi)", "Save it (Settings, Wi-Fi)"),
 ]
 CITATIONS = [
     ("It rains【4:0†source】.", "It rains."),
@@ -34,6 +36,7 @@ CITATIONS = [
     ("It rains citeturn0search0.", "It rains."),
     ("It rains citeturn0search0turn0news1", "It rains"),
     ("It rains [oai_citation:0‡weather.example](https://weather.example/x).", "It rains."),
+    ("[cite_start]It rains[cite: 3, 12].", "It rains."),
     ("They cite turn 3, and 【quoted】 words.", "They cite turn 3, and 【quoted】 words."),
 ]
 SSML = [
@@ -67,6 +70,10 @@ FORMULAS = [
     ("It costs $5, or $10 for two.", "It costs $5, or $10 for two."),
     ("$HOME and US$5/US$7 stay.", "$HOME and US$5/US$7 stay."),
     (r"It is \$5.", "It is $5."),
+    (r"It is $21^\circ\text{C}$, or \(70^{\circ}\)F.", "It is 21°C, or 70°F."),
+    ("Solve $x$ and $y$, for $5 or 6$.", "Solve x and y, for $5 or 6$."),
+    (r"\begin{align*} a &= b \\ c &= d \end{align*}", "a = b , c = d"),
+    (r"$$\begin{array}{cc} 1 & 2 \end{array}$$", "1 2"),
 ]
 BULLETS = [
     ("•\u00a0eggs\n•\u00a0milk", "eggs. milk"),
@@ -90,12 +97,15 @@ ADDRESSES = [
 NOTHING = [
     ("(empty content)", ""),
     ("[Empty content]", ""),
+    ("*(empty content)*", ""),
+    ("(Empty content.)", ""),
     ("(no content) It rains.", "It rains."),
     ("The box has (no contents).", "The box has (no contents)."),
 ]
 PATHS = [
     (r"It is in C:\_work.", r"It is in C:\_work."),
     (r"C:\Users\_me\*.txt and D:\#x", r"C:\Users\_me\*.txt and D:\#x"),
+    (r"All of C:\*.txt", r"All of C:\*.txt"),
     (r"\\server\_share\x", r"\\server\_share\x"),
     (r"snake\_case and \*stars\*", "snake_case and *stars*"),
 ]
@@ -125,6 +135,7 @@ HOSTILE = [
         "\ue200",
         "citeturn0search0",
         "[oai_citation:1‡",
+        "[cite:1",
         "<a:b ",
         "<speak ",
     ),
@@ -138,6 +149,8 @@ HOSTILE = [
         "\\frac{a}{b}",
         "\\text{",
         "{",
+        "\\begin{a}",
+        "\\begin{a}x\\e",
         "\\a{b}",
         "^{",
         "_{",
