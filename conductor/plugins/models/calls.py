@@ -49,7 +49,7 @@ def one_object(arguments: str) -> str:
 
 
 def _objects(text: str, *, in_string: bool = False) -> dict[str, tuple[str, Any]]:
-    """Read JSON values in a row, objects or null, also as strings: each different object that is not empty."""
+    """Read objects or null in a row, also as JSON in strings: each different object that is not empty."""
     objects: dict[str, tuple[str, Any]] = {}
     position = 0
     while position < len(text):
