@@ -68,7 +68,8 @@ _RETRY_BYTES = 1 << 20
 # Seconds between two looks at a file that another process makes.
 _LOOK_S = 0.02
 
-# Bytes before each page of a log; https://www.sqlite.org/fileformat2.html#walformat
+# Bytes of the head of a log, and before each page; https://www.sqlite.org/fileformat2.html#walformat
+_HEAD_BYTES = 32
 _FRAME_BYTES = 24
 
 _Job: TypeAlias = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
@@ -125,7 +126,7 @@ class Writer:
         def work() -> None:
             with suppress(sqlite3.Error, SettingsError):
                 self._open().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-                self._note_size()
+                self._note_log()
 
         return self._loop.run_in_executor(self._thread, work)
 
@@ -171,7 +172,7 @@ class Writer:
             return [StoreUnavailable(f"The session store cannot be used now: {error}.") for _ in group]
         self.groups += 1
         self._bound_log(connection)
-        self._note_size()
+        self._note_log()
         return outcomes
 
     def _bound_log(self, connection: sqlite3.Connection) -> None:
@@ -220,14 +221,20 @@ class Writer:
                 raise
         if not self._is_whole(connection):
             return False
-        self._note_size()
+        self._note_log()
         connection.execute("BEGIN IMMEDIATE")
         return True
 
     def _is_whole(self, connection: sqlite3.Connection) -> bool:
         """Tell whether a log that has shrunk was emptied by another process, and not cut."""
         now = _Files.of(self._path)
-        if (now.inode, now.log_inode) != (self._files.inode, self._files.log_inode):
+        if not now.are_those(self._files):
+            return False
+        if now.log_head == self._files.log_head:  # cut, as an emptied log begins anew
+            with suppress(
+                OSError
+            ):  # SQLite would move the rest of it to the file, which would be half a commit
+                os.truncate(f"{self._path}-wal", 0)
             return False
         with suppress(sqlite3.Error):
             (page,) = connection.execute("PRAGMA page_size").fetchone()
@@ -235,8 +242,9 @@ class Writer:
             return bool(frames * (page + _FRAME_BYTES) <= log_size(self._path))
         return False
 
-    def _note_size(self) -> None:
-        self._files = replace(self._files, log_size=log_size(self._path))
+    def _note_log(self) -> None:
+        size, head = log_size(self._path), _head(self._path)
+        self._files = replace(self._files, log_size=size, log_head=head)
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -262,28 +270,43 @@ def _outcome(work: Callable[[sqlite3.Connection], object], connection: sqlite3.C
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The file and its write-ahead log, as they were seen last; 0 for a missing one."""
+    """The file and its write-ahead log, as they were seen last; 0 for a missing log, and for a file that is
+    missing or empty.
+    """
 
     inode: int
     log_inode: int
     log_size: int
+    log_head: bytes = b""
 
     @classmethod
     def of(cls, path: Path) -> _Files:
         """Look at the files of a path."""
-        (inode, _), log = _look(str(path)), _look(f"{path}-wal")
-        return cls(inode, *log)
+        (inode, size), log = _look(str(path)), _look(f"{path}-wal")
+        return cls(inode if size else 0, *log, _head(path))
+
+    def are_those(self, others: _Files) -> bool:
+        """Tell whether they are the same files, whatever their content."""
+        return (self.inode, self.log_inode) == (others.inode, others.log_inode)
 
     def are_kept(self, path: Path) -> bool:
         """Tell whether the path has the same files, and its log has not shrunk."""
         now = _Files.of(path)
-        same = (now.inode, now.log_inode) == (self.inode, self.log_inode)
-        return same and now.log_size >= self.log_size
+        return now.are_those(self) and now.log_size >= self.log_size
 
 
 def log_size(path: Path) -> int:
     """Return the bytes of a store's write-ahead log; 0 without one."""
     return _look(f"{path}-wal")[1]
+
+
+def _head(path: Path) -> bytes:
+    """Return the head of a store's write-ahead log, which is another one after each restart of the log."""
+    try:
+        with open(f"{path}-wal", "rb") as log:
+            return log.read(_HEAD_BYTES)
+    except OSError:
+        return b""
 
 
 def _look(path: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import sqlite3
@@ -220,13 +221,26 @@ async def test_a_deleted_file_is_created_again_and_the_next_turn_works(path: Pat
         assert await ready(served) == 200
 
 
-def cut(log: Path) -> None:
-    """Cut a file to nothing, as a shell's redirection does."""
-    log.write_bytes(b"")
+def remove_log(store: Path) -> None:
+    Path(f"{store}-wal").unlink()
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, cut], ids=["removed", "cut"])
-async def test_sessions_outlive_a_log_that_was_removed_or_cut(
+def cut_log(store: Path) -> None:
+    """Cut it to nothing, as a shell's redirection does."""
+    os.truncate(f"{store}-wal", 0)
+
+
+def cut_log_in_a_commit(store: Path) -> None:
+    """Keep one page."""
+    os.truncate(f"{store}-wal", 4_200)
+
+
+def cut_file(store: Path) -> None:
+    os.truncate(store, 0)
+
+
+@pytest.mark.parametrize("harm", [remove_log, cut_log, cut_log_in_a_commit, cut_file])
+async def test_sessions_outlive_a_file_or_log_that_was_removed_or_cut(
     path: Path, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     store = SqliteStore(path)
@@ -235,7 +249,7 @@ async def test_sessions_outlive_a_log_that_was_removed_or_cut(
             await resting.ask("rest")
             await phone.ask("one")
             await served.quiet()
-            harm(Path(f"{path}-wal"))
+            harm(path)
             await phone.ask("two")
             assert phone.finals()[-1] == "You said one, two." and not phone.errors()
             async with asyncio.timeout(WAIT):  # the other session writes again by itself

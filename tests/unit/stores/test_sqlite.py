@@ -267,7 +267,7 @@ async def test_processes_that_share_a_file_lose_no_commit_with_its_log(path: Pat
             assert list(claim.commits) == [b"%d" % number for number in range(1, claim.revision + 1)]
 
 
-@pytest.mark.parametrize("left", [0, 20_000])
+@pytest.mark.parametrize("left", [0, 31, 4_200, 20_000])
 async def test_the_owners_learn_that_a_log_was_cut(path: Path, store: SqliteStore, left: int) -> None:
     claim = await filled(store)
     await fill(store, "subject", 40, words=200)
