@@ -231,9 +231,8 @@ class Writer:
         if not now.are_those(self._files):
             return False
         if now.log_head == self._files.log_head:  # cut, as an emptied log begins anew
-            with suppress(
-                OSError
-            ):  # SQLite would move the rest of it to the file, which would be half a commit
+            # SQLite would move what is left to the file, which then held parts of commits.
+            with suppress(OSError):
                 os.truncate(f"{self._path}-wal", 0)
             return False
         with suppress(sqlite3.Error):
@@ -270,9 +269,7 @@ def _outcome(work: Callable[[sqlite3.Connection], object], connection: sqlite3.C
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The file and its write-ahead log, as they were seen last; 0 for a missing log, and for a file that is
-    missing or empty.
-    """
+    """The file and its write-ahead log, as they were seen last; 0 for a missing one and for an empty file."""
 
     inode: int
     log_inode: int
