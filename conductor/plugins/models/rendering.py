@@ -161,7 +161,9 @@ def _branch(schema: Json, kind: str) -> Json | None:
     fits = [value for value in schema.get("enum", ()) if _is_of(value, kind)]
     if "enum" in schema and not fits or "const" in schema and not _is_of(schema["const"], kind):
         return None
-    if "enum" in schema:
+    if kind == "null":
+        branch.pop("enum", None)  # Gemini's options are texts
+    elif "enum" in schema:
         branch["enum"] = fits
     if "default" in schema and not _is_of(schema["default"], kind):
         del branch["default"]

@@ -109,22 +109,26 @@ def read_problem(body: bytes) -> ServiceProblem:
 def problem_of(value: Any) -> ServiceProblem:
     """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves.
 
-    Gemini has it in a list, FastAPI as ``{"detail": "..."}``.
+    Gemini has it in a list, FastAPI as ``{"detail": "..."}`` or ``{"detail": [{"loc": [...], "msg": "..."}]}``.
     """
-    if isinstance(value, list) and value:
-        value = value[0]
-    error = value.get("error", value.get("detail", value)) if isinstance(value, dict) else value
+    value = _first(value)
+    error = _first(value.get("error", value.get("detail", value)) if isinstance(value, dict) else value)
     if isinstance(error, str):
         return ServiceProblem(message=error)
     if not isinstance(error, dict):
         return ServiceProblem()
-    kind, code, message = error.get("type"), error.get("code"), error.get("message")
+    kind, code, message = error.get("type"), error.get("code"), error.get("message", error.get("msg"))
+    place = error.get("param", error.get("loc"))
     return ServiceProblem(
         tuple(name for name in (code, kind) if isinstance(name, str)),
         code if isinstance(code, int) else None,
         message if isinstance(message, str) else "",
-        error["param"] if isinstance(error.get("param"), str) else "",
+        ".".join(map(str, place)) if isinstance(place, list) else place if isinstance(place, str) else "",
     )
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
 
 
 def cut_off() -> ModelError:
@@ -165,7 +169,9 @@ def refused_tool(problem: ServiceProblem, names: Sequence[str]) -> int | None:
     """Find the tool that a refusal of a schema names or counts, among the ``names`` of the request."""
     text = f"{problem.place} {problem.message}"
     for name in sorted(names, key=len, reverse=True):
-        if re.search(rf"(?:['\"`]|\b(?:function|tool|for) ){re.escape(name)}(?![\w-])", text):
+        # A name with an underscore is no word of the sentence.
+        before = r"(?<![\w-])" if "_" in name else r"(?:['\"`]|\b(?:function|tool|for) )"
+        if re.search(rf"{before}{re.escape(name)}(?![\w-])", text):
             return names.index(name)
     # Gemini counts the functions of a tool, the others the tools.
     for counted in (_FUNCTION.search(text), _TOOL.search(text)):

@@ -159,6 +159,13 @@ TOOLS = ["get", "get_weather", "mail_send", "lamp"]
         ),
         (b'{"message":"The value at toolConfig.tools.0.toolSpec.inputSchema.json.type is invalid"}', "get"),
         (b'{"detail":"Schema error in tool get_weather: x"}', "get_weather"),
+        (b'{"message":"Tool schema invalid: mail_send parameters must be an object"}', "mail_send"),
+        (b'{"message":"Tool schema invalid: lamp_post has no parameters, get a lamp"}', None),
+        (
+            b'{"detail":[{"type":"dict_type","loc":["body","tools",2,"function","parameters"],'
+            b'"msg":"Input should be a valid dictionary"}]}',
+            "mail_send",
+        ),
         (b'[{"error":{"code":400,"message":"function_declarations[3].parameters: schema"}}]', "lamp"),
         (b'{"error":{"message":"Invalid schema for response_format"}}', None),
         (b'{"error":{"message":"tools.9.input_schema is invalid"}}', None),

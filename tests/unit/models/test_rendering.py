@@ -91,6 +91,10 @@ def test_other_text_is_the_same(text: str) -> None:
             {"type": ["array", "object"], "items": True, "properties": {"a": True}},
             {"anyOf": [{"type": "array", "items": {}}, {"type": "object", "properties": {"a": {}}}]},
         ),
+        (
+            {"type": ["string", "null"], "enum": ["a", None]},
+            {"anyOf": [{"type": "string", "enum": ["a"]}, {"type": "null"}]},
+        ),
         ({"type": ["string", "null"], "const": "a"}, {"type": "string", "const": "a"}),
         (
             {"items": {"type": ["number", "null"]}},
