@@ -109,7 +109,7 @@ def read_problem(body: bytes) -> ServiceProblem:
 def problem_of(value: Any) -> ServiceProblem:
     """Read a decoded error: ``{"error": {...}}``, ``{"error": "..."}``, or the fields themselves.
 
-    Gemini has it in a list, FastAPI as ``{"detail": "..."}`` or ``{"detail": [{"loc": [...], "msg": "..."}]}``.
+    Gemini has it in a list, FastAPI as ``{"detail": "..."}`` or as ``{"detail": [{"loc": …, "msg": …}]}``.
     """
     value = _first(value)
     error = _first(value.get("error", value.get("detail", value)) if isinstance(value, dict) else value)
