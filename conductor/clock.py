@@ -30,7 +30,7 @@ def wall_ms() -> int:
 def not_before(at_ms: int, now: Callable[[], int]) -> Callable[[], int]:
     """Give the clock ``now``; one that is behind ``at_ms`` goes on from there.
 
-    A session's clock is that of its owner. Where the former owner's was ahead, no deadline moves away.
+    A session's clock is its owner's. Where the former owner's was ahead, no deadline moves away.
     """
     behind = at_ms - now()
     return now if behind <= 0 else lambda: now() + behind

@@ -14,7 +14,7 @@ from conductor.tools.base import truncate
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500
 _MAX_RATIO = 8.0
-# Tokens that every service takes, those of a reply, and the characters that a shortened text keeps.
+# Tokens that every service takes, tokens of a reply, and the characters that a shortened text keeps.
 _LEAST_LIMIT = 2_000
 _REPLY_TOKENS = 1_024
 _LEAST_CHARS = 200

@@ -277,7 +277,7 @@ def ended(
 ) -> r.TurnEnded:
     """Make the end of the running turn: an honest result for each open call, the rest of a reply.
 
-    ``failure`` names the apology, if it is not that of the code ``error``; ``back`` says when to try again.
+    ``failure`` names the apology, if the code ``error`` has another one; ``back`` says when to try again.
     """
     turn = view.state.turn
     assert turn is not None

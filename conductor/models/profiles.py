@@ -35,7 +35,7 @@ Platform: TypeAlias = Literal["anthropic", "foundry", "aws", "mantle", "google_c
 
 
 class Prices(BaseModel):
-    """Prices of a million tokens, in any one currency; without those of a cache its tokens cost as input."""
+    """Prices of a million tokens, in any one currency; without prices of a cache its tokens cost as input."""
 
     model_config = _STRICT
 
@@ -63,7 +63,7 @@ class ModelProfile(BaseModel):
     without tools (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service,
     replaces MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows.
     ``slots``, requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock
-    and, like ``platform``, for Claude. Without ``prices`` those of the provider count. ``file`` is the path
+    and, like ``platform``, for Claude. Without ``prices`` the provider's count. ``file`` is the path
     of the profiles.
     """
 

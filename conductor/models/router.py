@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 def prices_of(profile: ModelProfile, provider: ModelProvider) -> Prices | None:
-    """Give the prices of a profile, else those of its provider; None if none are known."""
+    """Give the prices of a profile, else its provider's; None if none are known."""
     return profile.prices or getattr(provider, "prices", None)
 
 

@@ -22,7 +22,7 @@ _ROLES = {
     "app": f"This token is a program's: it opens {MCP_PATH} only.",
     "program": "This token is an app's. `conductor mcp token` prints the token of its programs.",
 }
-# Names of headers that proxies add to a request: each X-Forwarded-…, and those of the client's address.
+# Names of headers that proxies add to a request: each X-Forwarded-…, and the client's address.
 _FORWARDED = re.compile(
     r"via|.*forwarded.*|.*-(client|connecting|real)-ip|.*-external-address", re.IGNORECASE
 )

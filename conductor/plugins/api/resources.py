@@ -156,7 +156,7 @@ class Receipt(Resource, frozen=True):
 
 
 class PersonExport(Resource, frozen=True):
-    """What is stored of a person; ``fields`` are those of tools, by name, as text that is often JSON.
+    """What is stored of a person; ``fields`` are the tools', by name, as text that is often JSON.
 
     ``unreadable`` are the ids of what this version cannot read.
     """
@@ -215,7 +215,7 @@ class NameQuery(Body, frozen=True):
 class TokenBody(Body, frozen=True):
     """Whom a token is for: a ``person`` of a list, or a ``tenant`` and an ``id``; and for which session.
 
-    ``role``: an app's token opens the WebSocket of apps, a program's that of MCP.
+    ``role``: an app's token opens the WebSocket of apps, a program's the one of MCP.
     """
 
     person: Annotated[str, Meta(min_length=1, pattern="^[^$]")] | None = None

@@ -12,7 +12,7 @@ from conductor.settings import Settings
 
 
 class TokenAuthenticator:
-    """Looks tokens, and those of their programs, up by their hashes. Without any, all are anonymous."""
+    """Looks tokens, and their programs' tokens, up by their hashes. Without any, all are anonymous."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._people: dict[bytes, Principal] = {}

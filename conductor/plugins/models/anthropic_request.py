@@ -46,7 +46,7 @@ class Account:
 
     ``token`` and ``credentials``, the name of a profile of the SDK, are in place of a ``key``; with none of
     them the SDK looks for credentials, unless the service ``needs_none``. ``headers``, with lower-case names,
-    replace those of the SDK. ``options`` are more arguments of the SDK's client.
+    replace the SDK's. ``options`` are more arguments of the SDK's client.
     """
 
     key: str | None = None

@@ -126,7 +126,7 @@ EXAMPLES: Mapping[str, str] = {
     "agent.list": "list my agents",
 }
 """Sentences that the demo proposes, the best ones first."""
-# Those that need no tool.
+# Sentences that need no tool.
 _OWN_EXAMPLES = ("count to 5", "say good morning", "what did I say")
 
 

@@ -225,7 +225,7 @@ def make_body(template: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 class HttpToolset(Toolset):
-    """HTTP tools; ``secrets`` are the values from the environment, and those with the name of a secret."""
+    """HTTP tools; ``secrets`` are the values from the environment, and all with the name of a secret."""
 
     def __init__(self, tools: Mapping[str, HttpToolConfig], secrets: Sequence[str]) -> None:
         self._secrets = secrets
@@ -289,7 +289,8 @@ def _outcome(response: Any, path: str, effect: Effect) -> ToolOutcome:
     if fate == "ran":
         return _answer(text, path, is_json="json" in response.content_type, cut=response.cut)
     said = " ".join(text.split())[:_MAX_PROBLEM]
-    message = f"The service answered {status}: {said}" if said else f"The service answered {status}."
+    end = "" if said.endswith((".", "!", "?")) else "."
+    message = f"The service answered {status}: {said}{end}" if said else f"The service answered {status}."
     if status == 500:
         return broke_off(message, effect=effect, error_type="io_error")
     if effect == "read":

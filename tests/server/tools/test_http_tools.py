@@ -220,11 +220,11 @@ async def test_an_error_status_tells_whether_a_write_may_have_happened(
         look = await call(settings, "look", city="x")
     assert (book.success, book.error_type) == (False, error_type)
     message = book.error_message or ""
-    assert message.startswith(f"The service answered {status}: no such city") and says in message
+    assert message.startswith(f"The service answered {status}: no such city. ") and says in message
     assert [words in message for _, words in (REFUSED, MAY_BE, PARTLY)].count(True) == 1
     assert (look.error_type, look.error_message) == (
         "io_error",
-        f"The service answered {status}: no such city",
+        f"The service answered {status}: no such city.",
     )
 
 
