@@ -79,6 +79,7 @@ class Reading:
     consent: bool = False
     lead: bool = False
     verb: str = ""
+    infinitive: bool = False
     pronoun: bool = False
     session: bool = False
     nouns: list[str] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Reading:
         if self.is_open or self.link or (self.nouns and tuple(self.nouns) not in question.nouns):
             return False
         has_object = bool(self.pronoun or self.nouns or self.values)
-        if self.verb and not has_object:
+        if self.verb and not has_object and not (self.consent and self.infinitive):
             return False
         has_long = any(question.values[at].is_long for at in self.values)
         if (self.values or self.nouns) and not (self.verb or len(self.values) > 1 or has_long):
@@ -150,6 +151,9 @@ def _step(reading: Reading, words: Words, at: int, question: Question, page: Pag
             return 0  # "cancel it" also takes back
         reading.verb, reading.is_open = verb, False
         reading.pronoun = page.form_of(words[at], verb) == "clinging"
+        # An infinitive names the action without an object, "ja, löschen"; an imperative may be cut.
+        ends = tuple(page.sentences["infinitives"].split("|"))
+        reading.infinitive = bool(ends[0]) and words[at].endswith(ends) and not _is_stopping(words[at], page)
         return 1
     if length := page.phrase_at("session", words, at):
         reading.session = True
@@ -178,7 +182,9 @@ def _own_word(reading: Reading, words: Words, at: int, question: Question, page:
     if word in page.lists["links"]:
         reading.link = word
         return 1
-    return 1 if word in page.lists["small"] and at + 1 < len(words) else 0
+    # A small word leads to the question's words: "ist ja gut" is no yes.
+    leads_on = at + 1 < len(words) and words[at + 1 : at + 2] not in page.phrases["consents"]
+    return 1 if word in page.lists["small"] and leads_on else 0
 
 
 def _behind_link(reading: Reading, word: str, question: Question, page: Page) -> int:

@@ -205,6 +205,11 @@ def test_an_answer_approves_only_as_a_whole(text: str, question: Question, expec
         ("de", "kein Problem, mach das", "allow"),
         ("de", "warum nicht", "unclear"),
         ("de", "ja aber nicht an Anna", "deny"),
+        ("de", "ja, bitte senden", "allow"),
+        ("de", "ja, sende", "unclear"),
+        ("de", "ja, darfst du", "allow"),
+        ("de", "na ja", "unclear"),
+        ("de", "ist ja gut", "unclear"),
         ("es", "s\u00ed, env\u00edalo", "allow"),
         ("es", "si por favor", "allow"),
         ("es", "no lo env\u00edes", "deny"),
@@ -213,6 +218,7 @@ def test_an_answer_approves_only_as_a_whole(text: str, question: Question, expec
         ("es", "s\u00ed, pero a Luis", "unclear"),
         ("fr", "oui, envoie-le", "allow"),
         ("fr", "envoie le message \u00e0 Anne s'il te pla\u00eet", "allow"),
+        ("fr", "oui, envoyer", "allow"),
         ("fr", "touche pas", "deny"),
         ("fr", "n'envoie pas le message", "deny"),
         ("fr", "pas de probl\u00e8me, vas-y", "allow"),
@@ -337,7 +343,7 @@ FOREIGN = {
     "en": "not no if unless when Bob monday ? 7 half but first always instead or never".split(),
     "de": "nicht kein wenn falls Bob montags ? 7 aber erst immer statt oder nie".split(),
     "es": "no nunca cuando Bob lunes ? 7 pero primero siempre o".split(),
-    "fr": "pas ne jamais si quand Bob lundi ? 7 mais toujours ou".split(),
+    "fr": "pas ne jamais si quand Bob lundi ? 7 sauf toujours ou".split(),
 }
 APPROVALS = {
     "en": ["yes", "Yes, please.", "go ahead", "okay, do it", "send it to Anna"],
