@@ -73,9 +73,11 @@ class Route:
         await self._ready()
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the reply, and note its end. Raises `ModelError`; a service that rests gets none."""
-        if rest_s := self.breaker.rest_s:
-            raise self._of_this(failure("rate_limited", retry_after=rest_s))
+        """Stream the reply, and note its end. Raises `ModelError`, at once in a long rest."""
+        rested = failure("rate_limited", retry_after=self.breaker.rest_s)
+        if rest_of(rested):
+            raise self._of_this(rested)
+        await asyncio.sleep(self.breaker.rest_s)
         if self.profile.timeout_s is not None:
             request = replace(request, silence_s=self.profile.timeout_s)
         calls: list[ToolCall] = []

@@ -251,6 +251,18 @@ async def test_a_resting_service_without_another_is_not_asked_either() -> None:
     assert bench.request_count("home") == 1
 
 
+async def test_the_last_seconds_of_a_rest_are_waited_for() -> None:
+    bench = Bench(profile("home"))
+    bench.replies["home"] = RESTS
+    with pytest.raises(ModelError):
+        await bench.ask()
+    bench.replies["home"] = [TextDelta("home")]
+    await later(38)
+    asked_at = asyncio.get_running_loop().time()
+    assert await bench.ask() == "home"
+    assert asyncio.get_running_loop().time() - asked_at == pytest.approx(2)
+
+
 async def test_the_time_to_come_back_is_that_of_the_service_that_is_back_first() -> None:
     bench = home_and_cloud()
     bench.replies["home"] = RESTS
