@@ -47,7 +47,7 @@ def session_prompt(
 ) -> str:
     """Return ``base`` and the session's own parts, each under a heading.
 
-    The section "Coding agents" of ``base`` is left out unless `AGENT_TOOL` is among ``tools``, the names of
+    What ``base`` says of coding agents is left out unless `AGENT_TOOL` is among ``tools``, the names of
     the tools that the model is offered.
 
     ``locale`` is a BCP 47 tag, ``time_zone`` an IANA name, ``instructions`` the app's own text (the

@@ -311,8 +311,8 @@ def percentile(values: Sequence[float], percent: int) -> float:
 # -- the command
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run; 1 if a figure that must be zero is not."""
+def parser_of_options() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--kills", type=int, default=1_000, help="kill -9 of a node (1000)")
     parser.add_argument("--freezes", type=int, default=50, help="SIGSTOP of a node for 1 to 3 s (50)")
@@ -336,7 +336,12 @@ def main(arguments: Sequence[str]) -> int:
         "--controls", action="store_true", help="break the servers on purpose; each fault must be detected"
     )
     parser.add_argument("--control", choices=sorted(CONTROLS), help="run only this control")
-    namespace = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; 1 if a figure that must be zero is not."""
+    namespace = parser_of_options().parse_args(arguments)
     if namespace.store not in ("sqlite", "postgres") and redis_program() is None:
         print("chaos: redis-server or valkey-server is needed; --store sqlite does without", file=sys.stderr)
         return 2
