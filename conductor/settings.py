@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import ipaddress
 import os
 import re
@@ -410,6 +412,12 @@ def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:
     file = read_env_file(env_file, {name.lower()})
     value = os.environ.get(name) or (file.values.get(name.lower()) if file else None)
     return (value or "").strip() or None
+
+
+def program_token(token: str) -> str:
+    """Make the token of the programs of an app's static token; it does not tell the app's."""
+    digest = hmac.digest(token.encode(errors="surrogateescape"), b"conductor program", "sha256")
+    return f"mcp-{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 def with_environment(location: str, text: str, secrets: list[str]) -> str:

@@ -21,9 +21,8 @@ from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
 from conductor.server.access import MCP_PATH
-from conductor.server.auth import program_token
 from conductor.server.listener import MCP_SUBPROTOCOL
-from conductor.settings import load_settings
+from conductor.settings import load_settings, program_token
 
 # Seconds for a person to log in.
 LOGIN_S = 300.0

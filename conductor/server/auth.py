@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
@@ -35,12 +33,6 @@ Role: TypeAlias = Literal["app", "program", "any"]
 
 A program that also were an app could declare a tool of the phone and answer its own questions.
 """
-
-
-def program_token(token: str) -> str:
-    """Make the token of the programs of an app's static token; it does not tell the app's."""
-    digest = hmac.digest(token.encode(errors="surrogateescape"), b"conductor program", "sha256")
-    return f"mcp-{base64.urlsafe_b64encode(digest).decode().rstrip('=')}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from conductor.entry_points import TOOLSETS, plugins
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
-from conductor.settings import Settings
+from conductor.settings import Settings, program_token
 from conductor.stores.base import passwords
 from conductor.tools.base import Effect, Risk, Toolset, ToolSpec
 from conductor.tools.declarations import load_catalog
@@ -64,4 +64,5 @@ def make_redactor(settings: Settings, toolsets: Sequence[Toolset]) -> Redactor:
     values += [entry.partition(":")[2].rpartition(":")[0] for entry in settings.api_keys]
     values += [secret for profile in profiles for secret in secrets_in(profile.own_headers)]
     values += [secret for toolset in toolsets for secret in toolset.secrets()]
-    return Redactor([*settings.auth_tokens, *values], paths=settings.redact_paths)
+    values += [token for app in settings.auth_tokens for token in (app, program_token(app))]
+    return Redactor(values, paths=settings.redact_paths)

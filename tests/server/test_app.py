@@ -26,7 +26,7 @@ from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_d
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.server.address import check_exposure
-from conductor.settings import Settings, is_loopback, load_settings
+from conductor.settings import Settings, is_loopback, load_settings, program_token
 from conductor.tools.base import CallContext
 from conductor.tools.toolsets import make_redactor
 from tests.app import App
@@ -254,6 +254,12 @@ def test_each_secret_field_of_the_settings_is_redacted_used_or_not(name: str) ->
     secret = "correct-horse-battery-staple"
     values = {name: FORMS.get(name, "{}").format(secret)}
     assert secret not in make_redactor(settings(**values), []).text(f"it is {secret}, as you know")
+
+
+def test_the_token_of_programs_is_redacted() -> None:
+    app = "a-token-of-the-tests"
+    text = make_redactor(settings(auth_tokens=(app,)), []).text(f"it is {program_token(app)}, as you know")
+    assert text == "it is [REDACTED:secret], as you know"
 
 
 @pytest.mark.parametrize("name", ["anthropic_base_url", "otel_exporter_otlp_endpoint", "web_search"])

@@ -16,7 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.server.auth import Authenticator, Handshake, Principal, program_token
+from conductor.server.auth import Authenticator, Handshake, Principal
+from conductor.settings import program_token
 from tests.hasty import SHORT_S, hasten
 from tests.server.wires import WAIT, get, http, until
 from tests.system.mcp.test_toolset import program, use

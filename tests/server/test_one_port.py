@@ -15,8 +15,7 @@ import pytest
 
 from conductor.app import make_services, running
 from conductor.plugins.api import service
-from conductor.server.auth import program_token
-from conductor.settings import load_settings
+from conductor.settings import load_settings, program_token
 from tests.models import ScriptedProvider
 from tests.server.api import API_KEYS, KEYS
 from tests.server.wires import WAIT, get, http, upgrade

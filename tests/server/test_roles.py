@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from conductor.server.access import MCP_PATH
-from conductor.server.auth import program_token
+from conductor.settings import program_token
 from tests.conftest import Main
 from tests.dialogues import MOVE, begin, call, decide
 from tests.models import AnthropicService, Reply

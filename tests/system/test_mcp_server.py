@@ -28,9 +28,8 @@ from conductor.app import make_services
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.endpoint import McpEndpoint
-from conductor.server.auth import program_token
 from conductor.server.listener import Listener
-from conductor.settings import load_settings
+from conductor.settings import load_settings, program_token
 from conductor.tools.base import Toolset
 from tests.app import App
 from tests.conftest import IOS_CATALOG

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from conductor.errors import SettingsError
 from conductor.rate_limit import ANONYMOUS
-from conductor.server.auth import Handshake, Principal, program_token, token_digest
-from conductor.settings import Settings
+from conductor.server.auth import Handshake, Principal, token_digest
+from conductor.settings import Settings, program_token
 
 
 class TokenAuthenticator:

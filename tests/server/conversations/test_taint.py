@@ -19,7 +19,7 @@ from conductor.conversation.ledger import PREFIX
 from conductor.plugins.api.routes import ROUTES
 from conductor.plugins.tools.builtin import builtin_specs
 from conductor.plugins.tools.memory import MemoryToolset
-from conductor.server.auth import program_token
+from conductor.settings import program_token
 from conductor.tools.reminders import FIELD, read_reminders, write_reminders
 from tests.app import App
 from tests.dialogues import begin, declared
