@@ -51,6 +51,8 @@ export class ToolCancelled extends Error {
 export interface SpeechRun {
   /** Aborted to stop the speech. */
   signal: AbortSignal;
+  /** The text's language (BCP 47). Without it, the locale's. */
+  lang?: string;
   /** The reply that it is a part of, its number in that reply, and whether it is the last: with `segments`. */
   speechId?: string;
   segment?: number;
@@ -139,6 +141,8 @@ export interface ConnectOptions {
   /** One of the models that the server lets clients choose. */
   model?: string;
   locale?: string;
+  /** The person's language (BCP 47), in which questions are spoken. Default: the locale's. */
+  lang?: string;
   timeZone?: string;
   /** Added to the system prompt; at most 4 KiB. */
   instructions?: string;
@@ -190,8 +194,11 @@ export interface Client {
   readonly connection: ConnectionState;
   /** The payload of the first `session.started`; rejected when the client is closed or refused before. */
   readonly started: Promise<Record<string, any>>;
-  /** Send a final transcript. The promise is never rejected; it may be ignored. */
-  say(text: string): Promise<TurnResult>;
+  /**
+   * Send a final transcript; `lang` is the language that the recogniser heard (BCP 47). The promise is never rejected; it
+   * may be ignored.
+   */
+  say(text: string, options?: { lang?: string }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
   /** Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part. */

@@ -345,8 +345,8 @@ class Client {
     this.#open();
   }
 
-  say(text) {
-    const event = this.#event("user.audio.transcript.final", { text: clean(text) });
+  say(text, { lang } = {}) {
+    const event = this.#event("user.audio.transcript.final", { text: clean(text), lang });
     const turn = this.#turns.add(text, event.id, this.#number);
     if (this.#closed) this.#turns.close();
     else this.#keep(event);
@@ -503,10 +503,10 @@ class Client {
   }
 
   #begin() {
-    const { model, instructions, locale = globalThis.navigator?.language, capabilities, tools, onApproval } = this.#options;
+    const { model, instructions, locale = globalThis.navigator?.language, lang, capabilities, tools, onApproval } = this.#options;
     const { timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone } = this.#options;
     this.#capabilities = capabilities ?? [...SERVED, ...(onApproval ? ["approval"] : [])];
-    const start = { sessionId: this.sessionId, locale, timeZone, model, instructions, capabilities: this.#capabilities, tools };
+    const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, capabilities: this.#capabilities, tools };
     this.#expire();
     if (this.#known && this.#capabilities.includes("resume")) start.resume = this.#resume(MAX_START_BYTES - bytes(start));
     const event = this.#event("session.start", start);
@@ -745,12 +745,12 @@ class Client {
     await this.#options.handlers?.[name]?.(args, { callId, name, signal: new AbortController().signal, progress() {} });
   }
 
-  async #speak(text, { speechId, segment, last }, number) {
+  async #speak(text, { lang, speechId, segment, last }, number) {
     if (number <= this.#silentTo) return;
     const speech = (this.#speech = new AbortController());
     try {
       // A voice that ignores the signal must not block later events.
-      await Promise.race([this.#options.speak?.(text, { signal: speech.signal, speechId, segment, last }), aborted(speech.signal)]);
+      await Promise.race([this.#options.speak?.(text, { signal: speech.signal, lang, speechId, segment, last }), aborted(speech.signal)]);
     } catch (error) {
       if (!speech.signal.aborted) throw error;
     } finally {

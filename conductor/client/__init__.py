@@ -89,7 +89,8 @@ class Client(Session):
 
     ``session_id`` None makes a new session. ``token`` is sent in the ``Authorization: Bearer`` header.
     ``tools`` are MCP's Tools as JSON objects, ``handlers`` functions by name, and ``speak`` is the voice; the
-    default one is silent. ``capabilities`` None names all that the library implements, ``()`` the base
+    default one is silent. ``lang`` is the person's language (BCP 47), in which questions are spoken; the
+    default is the ``locale``'s. ``capabilities`` None names all that the library implements, ``()`` the base
     protocol. ``serial`` handles events one at a time, each call to its end; otherwise tools and speech run
     concurrently. ``reconnect`` restores a lost connection.
     """
@@ -101,6 +102,7 @@ class Client(Session):
         *,
         token: str | None = None,
         locale: str | None = None,
+        lang: str | None = None,
         time_zone: str | None = None,
         instructions: str | None = None,
         model: str | None = None,
@@ -120,7 +122,12 @@ class Client(Session):
         self._serial = serial
         self._policy = reconnect
         self._options = outbound.SessionStart(
-            session_id, locale=locale, time_zone=time_zone, instructions=instructions, model=model
+            session_id,
+            locale=locale,
+            lang=lang,
+            time_zone=time_zone,
+            instructions=instructions,
+            model=model,
         )
         self._turns = Turns(self.discard)
         self._approvals = Approvals(self, on_approval)
@@ -236,8 +243,10 @@ class Client(Session):
 
     # Sending
 
-    async def say(self, text: str) -> Turn:
+    async def say(self, text: str, *, lang: str | None = None) -> Turn:
         """Send a final transcript; await the returned turn for its end.
+
+        ``lang`` is the language that the recogniser heard (BCP 47).
 
         With ``reconnect`` a transcript waits for a connection, which is tried at once. Without a connection
         it raises `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has
@@ -246,7 +255,7 @@ class Client(Session):
         """
         if not self._retries or len(self._turns.at("waiting")) >= self.limits.unsent:
             self.require()
-        entry = self.add(outbound.TranscriptFinal(text))
+        entry = self.add(outbound.TranscriptFinal(text, lang))
         turn = Turn(text, entry.event_id, self.limits.turn_s)
         self._turns.open.append(turn)
         if self._retry is not None:

@@ -29,8 +29,12 @@ ToolHandler: TypeAlias = Callable[..., Any]
 A second parameter without a default receives the `ToolRun`.
 """
 
-SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]]
-"""Speaks a text and returns at its end. Cancellation stops the speech."""
+SpeakHandler: TypeAlias = Callable[[str], Awaitable[None]] | Callable[[str, str], Awaitable[None]]
+"""Speaks a text and returns at its end. Cancellation stops the speech.
+
+A second parameter without a default receives the text's language (BCP 47), or an empty string if it is the
+locale's.
+"""
 
 Outcome: TypeAlias = ToolResultEvent | ToolCancelled
 
@@ -169,7 +173,7 @@ class Calls:
         if (arguments := arguments_of(call)) is None:
             outcome = ToolResultEvent(call.call_id, error="The arguments are not a JSON object.")
         elif call.name == SPEAK:
-            outcome = await self._say(run, str(arguments.get("text", "")))
+            outcome = await self._say(run, str(arguments.get("text", "")), str(arguments.get("lang", "")))
         elif is_ui_call(call.name):
             handler: ToolHandler = self.handlers.get(call.name, lambda _: {"ok": True})
             outcome = await self._attempt(run, lambda: handler(arguments))
@@ -200,11 +204,13 @@ class Calls:
         reads = any((tool.get("annotations") or {}).get("readOnlyHint") is True for tool in tools)
         return ToolCancelled(run.call_id, run.effect or ("none" if reads else "partial"))
 
-    async def _say(self, run: ToolRun, text: str) -> Outcome:
+    async def _say(self, run: ToolRun, text: str, lang: str) -> Outcome:
         async with self._voice:
             if self.speak is not None and run.call_id in self.speeches:
                 self._speech = run
-                outcome = await self._attempt(run, partial(self.speak, text))
+                speak: Callable[..., Awaitable[None]] = self.speak
+                spoken = (text, lang) if takes_two_arguments(speak) else (text,)
+                outcome = await self._attempt(run, partial(speak, *spoken))
                 self._speech = None
                 if isinstance(outcome, ToolResultEvent) and outcome.error and not run.cancelled.is_set():
                     return outcome

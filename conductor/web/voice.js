@@ -17,11 +17,14 @@ export function voice() {
     offer(names, offered.map(({ name }) => [name, name]), names.value || recall("voice"));
   }
 
-  function speak(text, { signal }) {
+  function speak(text, { signal, lang }) {
     if (!synthesis || !box.checked) return Promise.resolve();
     return new Promise((resolve) => {
       const utterance = new SpeechSynthesisUtterance(text);
-      utterance.voice = synthesis.getVoices().find(({ name }) => name === names.value) ?? null;
+      const chosen = synthesis.getVoices().find(({ name }) => name === names.value) ?? null;
+      // A voice reads its own language only.
+      if (lang) utterance.lang = lang;
+      utterance.voice = lang && chosen?.lang.slice(0, 2) !== lang.slice(0, 2) ? null : chosen;
       // Some browsers forget to tell the end.
       const limit = setTimeout(() => stop(), 5_000 + 120 * text.length);
       signal.addEventListener("abort", () => running?.utterance === utterance && stop());

@@ -53,6 +53,26 @@ test("sentences are spoken one after the other, beside the rest, until the perso
   await client.close();
 });
 
+test("the language of the words, and of the question about them", async () => {
+  const heard = [];
+  const sent = [];
+  const client = open("js-lang", {
+    locale: "de-DE",
+    lang: "en",
+    tools: [NOTES],
+    handlers: { "notes.add": () => "added" },
+    onEvent: (direction, { type, payload }) => direction === "out" && payload.lang && sent.push([type, payload.lang]),
+    onState: (state) => state === "idle" && heard.length === 1 && client.say("Sí, adelante", { lang: "es" }),
+    speak: (text, { lang }) => void heard.push([text, lang]),
+  });
+  const turn = await client.say('call notes.add with {"number": 1}', { lang: "es" });
+  assert.equal(turn.calls.length, 1);
+  assert.match(heard[0][0], /^¿Puedo/);
+  assert.deepEqual(heard.map(([, lang]) => lang), ["es", undefined]);
+  assert.deepEqual(sent, [["session.start", "en"], ...Array(2).fill(["user.audio.transcript.final", "es"])]);
+  await client.close();
+});
+
 test("a tool, its error, and one that is missing", async () => {
   const handlers = {
     "notes.find": async ({ number }, run) => {

@@ -21,13 +21,14 @@ const client: Client = connect({
   onQuestion: (text) => text.length,
   onEvent: (direction, event) => direction === "in" && event.type,
   onConnection: (state, close) => state === "closed" && close?.code,
-  speak: async (text, { signal }) => signal.throwIfAborted(),
+  lang: "de",
+  speak: async (text, { signal, lang }) => lang && signal.throwIfAborted(),
   storage: indexedDbStorage(),
   reconnect: { firstMs: 0 },
 });
 connect({ onApproval: ({ approvalId }) => client.decide(approvalId, "edit", { arguments: {}, words: "later" }), storage: memoryStorage() });
 
-const result: TurnResult = await client.say("hello");
+const result: TurnResult = await client.say("hello", { lang: "en" });
 client.interrupt({ playedMs: 200 });
 client.interrupt({ spokenText: result.text });
 await client.close();

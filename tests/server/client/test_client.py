@@ -58,6 +58,7 @@ async def test_session_start_contains_the_options() -> None:
             "s-1",
             token="secret",
             locale="de-DE",
+            lang="en",
             time_zone="Europe/Berlin",
             instructions="Be brief.",
             model="home",
@@ -70,6 +71,7 @@ async def test_session_start_contains_the_options() -> None:
     assert server.heard[0]["payload"] == {
         "sessionId": "s-1",
         "locale": "de-DE",
+        "lang": "en",
         "timeZone": "Europe/Berlin",
         "instructions": "Be brief.",
         "model": "home",
@@ -227,6 +229,30 @@ async def test_an_interruption_stops_the_speech_and_is_sent_before_its_result() 
     index = types.index("audio.output.interrupted")
     assert server.heard[index]["payload"] == {"reason": "barge-in", "spokenText": "You", "playedMs": 120.0}
     assert json.loads(server.heard[index + 1]["payload"]["result"]) == {"spoken": True}
+
+
+async def test_a_transcript_names_its_language() -> None:
+    async with scripted_server() as server, connect(server.url) as client:
+        await (await client.say("hallo", lang="de")).wait(LIMIT_S)
+        await (await client.say("hello")).wait(LIMIT_S)
+    said = [event["payload"] for event in server.heard if event["type"] == "user.audio.transcript.final"]
+    assert said == [{"text": "hallo", "lang": "de"}, {"text": "hello"}]
+
+
+async def test_a_voice_with_two_parameters_receives_the_language() -> None:
+    async def part(peer: Peer) -> None:
+        await peer.ask("tts.speak", {"text": "Darf ich?", "lang": "de"})
+
+    async def speak(text: str, lang: str) -> None:
+        spoken.append((text, lang))
+
+    async def speak_slowly(text: str, rate: float = 0.5) -> None:
+        spoken.append((text, str(rate)))
+
+    spoken: list[tuple[str, str]] = []
+    await play(part, speak=speak)
+    await play(part, speak=speak_slowly)
+    assert spoken == [("Darf ich?", "de"), ("Done.", ""), ("Darf ich?", "0.5"), ("Done.", "0.5")]
 
 
 async def test_a_queued_speech_is_skipped_after_an_interruption() -> None:

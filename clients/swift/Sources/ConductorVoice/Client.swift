@@ -118,9 +118,9 @@ private let noObject = "The arguments are not a JSON object."
 
     /// Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
     /// `unsent` (see `onUnsent`), `lost` with its session, or `closed`.
-    @discardableResult public func say(_ text: String) -> Task<String, Never> {
+    @discardableResult public func say(_ text: String, lang: String? = nil) -> Task<String, Never> {
         let ended = Once<String>()
-        let event = event(transcript, ["text": .string(text)])
+        let event = event(transcript, Payload.fields(["text": .string(text), "lang": lang.map(JSON.string)]))
         if closed { ended.settle("closed") } else { turns[event.id] = ended }
         keep(event)
         if let retry {
@@ -308,6 +308,7 @@ private let noObject = "The arguments are not a JSON object."
         var start = Payload.fields([
             "sessionId": .string(sessionId),
             "locale": options.locale.map(JSON.string),
+            "lang": options.lang.map(JSON.string),
             "timeZone": .string(options.timeZone),
             "model": options.model.map(JSON.string),
             "instructions": options.instructions.map(JSON.string),
@@ -529,7 +530,7 @@ private let noObject = "The arguments are not a JSON object."
     private func speak(_ arguments: Payload, _ number: Int) async -> String? {
         if number <= silentTo { return nil }
         let speech = Utterance(
-            text: arguments.text("text"), speechId: arguments["speechId"]?.text,
+            text: arguments.text("text"), lang: arguments["lang"]?.text, speechId: arguments["speechId"]?.text,
             segment: arguments["segment"]?.integer, last: arguments["last"] == true)
         // A voice that does not hear the cancellation must not hold the events that follow.
         let ended = Once<String?>()

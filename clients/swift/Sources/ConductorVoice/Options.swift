@@ -12,6 +12,8 @@ public struct Options {
     public var sessionId = "swift-\(UUID().uuidString)"
     public var model: String?
     public var locale = Locale.preferredLanguages.first
+    /// The person's language (BCP 47), in which questions are spoken. Default: the locale's.
+    public var lang: String?
     public var timeZone = TimeZone.current.identifier
     /// Added to the system prompt; at most 4 KiB.
     public var instructions: String?
@@ -74,6 +76,8 @@ public struct ToolCancelled: Error {
 /// With `segments` a part of the reply `speechId`: its number, and whether it is the last.
 public struct Utterance: Sendable {
     public let text: String
+    /// The text's language (BCP 47). Without it, the locale's.
+    public let lang: String?
     public let speechId: String?
     public let segment: Int?
     public let last: Bool

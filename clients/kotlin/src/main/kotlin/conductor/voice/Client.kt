@@ -116,10 +116,10 @@ class Client internal constructor(private val options: Options) {
      * Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
      * `unsent` (see `onUnsent`), `lost` with its session, or `closed`. It may be ignored.
      */
-    fun say(text: String): Deferred<String> {
+    fun say(text: String, lang: String? = null): Deferred<String> {
         val ended = CompletableDeferred<String>()
         post {
-            val event = event(TRANSCRIPT, fields("text" to text))
+            val event = event(TRANSCRIPT, fields("text" to text, "lang" to lang))
             if (closed) ended.complete("closed") else turns[event.id] = ended
             keep(event)
             retry?.let {
@@ -281,6 +281,7 @@ class Client internal constructor(private val options: Options) {
         val start = fields(
             "sessionId" to sessionId,
             "locale" to options.locale,
+            "lang" to options.lang,
             "timeZone" to options.timeZone,
             "model" to options.model,
             "instructions" to options.instructions,
@@ -479,7 +480,9 @@ class Client internal constructor(private val options: Options) {
     private suspend fun speak(arguments: JsonObject, number: Int) {
         if (number <= silentTo) return
         val text = arguments.text("text").orEmpty()
-        val speech = Speech(text, arguments.text("speechId"), arguments.number("segment"), arguments.flag("last"))
+        val speech = Speech(
+            text, arguments.text("lang"), arguments.text("speechId"), arguments.number("segment"), arguments.flag("last"),
+        )
         // A voice that does not hear the cancellation must not hold the events that follow.
         val ended = CompletableDeferred<Unit>()
         val job = scope.launch {

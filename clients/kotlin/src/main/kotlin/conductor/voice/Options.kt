@@ -24,6 +24,8 @@ class Options(
     val sessionId: String = "kt-${UUID.randomUUID()}",
     val model: String? = null,
     val locale: String = Locale.getDefault().toLanguageTag(),
+    /** The person's language (BCP 47), in which questions are spoken. Default: the locale's. */
+    val lang: String? = null,
     val timeZone: String = TimeZone.getDefault().id,
     /** Added to the system prompt; at most 4 KiB. */
     val instructions: String? = null,
@@ -77,8 +79,11 @@ class ToolRun internal constructor(
 /** Thrown by a handler that was cancelled: [effect] is `none`, `partial` or `complete`. */
 class ToolCancelled(val effect: String, val result: String? = null) : Exception("cancelled: $effect")
 
-/** With `segments` a part of the reply [speechId]: its number, and whether it is the last. */
-class Speech(val text: String, val speechId: String?, val segment: Long?, val last: Boolean)
+/**
+ * A text, and its language [lang] (BCP 47), without it the locale's. With `segments` it is a part of the reply [speechId]: its
+ * number, and whether it is the last.
+ */
+class Speech(val text: String, val lang: String?, val speechId: String?, val segment: Long?, val last: Boolean)
 
 /** What a person is asked. Show its texts as text. [refused] says why the last edit was refused. */
 class Approval(request: JsonObject, val refused: String? = null) {
