@@ -391,8 +391,11 @@ def _asks_about(words: Words, question: Question, page: Page) -> bool:
 
 def is_request(words: Words, question: Question, page: Page) -> bool:
     """Tell whether an utterance is plainly another request."""
-    while words and (words[0],) in page.phrases["hesitations"] | page.phrases["weak"]:
+    while words and (words[0],) in page.phrases["hesitations"]:
         words = words[1:]
-    starts = page.lists["requests"] | page.lists["questions"]
+    is_other = bool(words) and words[0] in page.lists["questions"]
+    while words and (words[0],) in page.phrases["weak"]:  # behind it "que" is "for", not "what"
+        words = words[1:]
+    is_other = is_other or (bool(words) and words[0] in page.lists["requests"])
     own = _nouns(question) | _own_words(question)
-    return len(words) > 2 and words[0] in starts and own.isdisjoint(words)
+    return is_other and len(words) > 2 and own.isdisjoint(words)
