@@ -9,16 +9,23 @@ from conductor.plugins.models.text_protocol.parser import Tools
 from conductor.plugins.models.text_protocol.scanner import MAX_CHARS, ReplyScanner
 from conductor.plugins.models.text_protocol.words import words_of
 
-# A line of calls begins with one of these; "{" may have white space behind it.
-_BEGINNINGS = ("<tool_call>", "<function=", "<function_calls>", "<invoke name=", "[TOOL_CALLS]", '{"')
-_BEGINNING = re.compile(rf"[ \t]{{0,40}}(?:{'|'.join(map(re.escape, _BEGINNINGS[:-1]))}|\{{\s{{0,40}}\")")
-_LONGEST_BEGINNING = 100
+# A tag of calls has a call or its name behind it; a tag that the reply speaks of has words.
+_TAGS = ("<tool_call>", "<function_calls>", "[TOOL_CALLS]", "<function=", "<invoke name=")
+_CONTENT = r"\s{0,40}(?:[{\[<]|[\w.-]{1,64}[({<\[\n])"
+_CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))}){_CONTENT}|<function=[\w.-]|<invoke name=")
+_BEGUN_CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))})\s{{0,40}}[\w.-]{{0,64}}\Z")
+# An object of calls, or a list of them, has a line of its own.
+_OBJECT = re.compile(r'[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}"')
+_BEGUN_OBJECT = re.compile(r"[ \t]{0,40}(?:`{0,2}|\[\s{0,40}(?:\{\s{0,40})?|\{\s{0,40})\Z")
+_START = re.compile(r"[<\[]")
+_QUOTES = tuple("`\"'“”„‘’«(")
 
 
 class WrittenCalls:
     """Reads the text of one reply: words as they arrive, and the calls at its end.
 
-    Calls count if nothing but calls follows up to the end of the reply, and none in a block of code does.
+    Calls count if nothing but calls follows up to the end of the reply, and none in a block of code or in
+    quotes does.
     ``is_lost``: the reply has a call that cannot be read, and no words in its place.
     """
 
@@ -28,35 +35,49 @@ class WrittenCalls:
         self._tools = tools
         self._pending = ""
         self._at_line = True
+        self._before = ""  # the last character of the words
         self._in_code = False
         self._is_held = False
+        self._is_within = False  # the held text begins in the middle of a line
 
     def feed(self, text: str) -> str:
-        """Give the words of the next piece; from a line that may begin a call on, all is held back."""
+        """Give the words of the next piece; from a place that may begin a call on, all is held back."""
         self._pending += text
         if self._is_held and len(self._pending) > MAX_CHARS:  # too long for calls
             self._is_held, self._in_code = False, True
         words = ""
         while self._pending and not self._is_held:
-            if self._at_line and not self._in_code:
-                self._is_held = _BEGINNING.match(self._pending) is not None
-                if self._is_held or self._is_undecided():
-                    break
-            end = self._pending.find("\n") + 1
-            line, self._pending = self._pending[: end or None], self._pending[end:] if end else ""
+            end = self._pending.find("\n") + 1 or len(self._pending)
+            call = end if self._in_code else self._call(end)
+            line, self._pending = self._pending[:call], self._pending[call:]
             if self._at_line and line.lstrip().startswith("```"):
                 self._in_code = not self._in_code
-            self._at_line = bool(end)
+            if line:
+                self._at_line, self._before = line.endswith("\n"), line[-1]
             words += line
+            if call < end:
+                break
         return words
 
-    def _is_undecided(self) -> bool:
-        if len(self._pending) > _LONGEST_BEGINNING:
-            return False
-        line = self._pending.lstrip(" \t")
-        if not line or "```".startswith(line) or re.fullmatch(r"\{\s*", line):
-            return True
-        return any(beginning.startswith(line) for beginning in _BEGINNINGS)
+    def _call(self, end: int) -> int:
+        """Give the start of a call, or of a text that may become one, in the line; else its end."""
+        if self._at_line:
+            self._is_held = _OBJECT.match(self._pending) is not None
+            if self._is_held or _BEGUN_OBJECT.match(self._pending):
+                return 0
+            if self._pending.lstrip(" \t").startswith("```"):
+                return end
+        for start in (match.start() for match in _START.finditer(self._pending, 0, end)):
+            if (self._pending[start - 1] if start else self._before).startswith(_QUOTES):
+                continue
+            self._is_held = _CALL.match(self._pending, start) is not None
+            rest = self._pending[start : start + len(max(_TAGS, key=len))]
+            is_begun = any(tag.startswith(rest) for tag in _TAGS) or _BEGUN_CALL.match(self._pending, start)
+            if self._is_held or is_begun:
+                line = self._pending[:start]
+                self._is_within = bool(line.strip()) or not self._at_line
+                return start
+        return end
 
     def end(self) -> str:
         """End the reply; give its last words."""
@@ -70,6 +91,8 @@ class WrittenCalls:
                 for number, call in enumerate(scanner.calls)
             ]
             return ""
+        if scanner.problem == "misplaced" and self._is_within:  # a sentence goes on behind the call
+            return self._pending
         if not scanner.calls and scanner.problem in (None, "misplaced"):
             return words if scanner.problem is None else self._pending
         words = words_of(self._pending, self._tools, with_prose=scanner.problem in (None, "misplaced"))

@@ -37,7 +37,19 @@ CALLS: dict[str, Read] = {
         [("lamp.switch", {"room": "hall"})],
         False,
     ),
+    f"I do it. <tool_call>{LAMP}</tool_call>": ("I do it. ", [*SWITCH], False),
+    f"I do it:[TOOL_CALLS] [{LAMP}]": ("I do it:", [*SWITCH], False),
+    f"I do it.\n[{LAMP}, {LAMP}]": ("I do it.\n", SWITCH * 2, False),
     # A call that is shown, not made.
+    f"It is <tool_call>{LAMP}</tool_call>, as you see.": (
+        f"It is <tool_call>{LAMP}</tool_call>, as you see.",
+        [],
+        False,
+    ),
+    f"It is `<tool_call>{LAMP}</tool_call>`": (f"It is `<tool_call>{LAMP}</tool_call>`", [], False),
+    "<tool_call> is a tag of Qwen.": ("<tool_call> is a tag of Qwen.", [], False),
+    "Mistral writes [TOOL_CALLS] first.": ("Mistral writes [TOOL_CALLS] first.", [], False),
+    '[{"name": "Ann", "age": 3}]': ('[{"name": "Ann", "age": 3}]', [], False),
     f"For example {LAMP} would do.": (f"For example {LAMP} would do.", [], False),
     f"```json\n{LAMP}\n```": (f"```json\n{LAMP}\n```", [], False),
     f"For example:\n{LAMP}\nShall I?": ("For example:\nShall I?", [], False),
@@ -45,6 +57,7 @@ CALLS: dict[str, Read] = {
     '<tool_call>{"name": "lamp': ("", [], True),
     '<tool_call>\n{"name": "other", "arguments": [}\n</tool_call>': ("", [], True),
     "I do it.\n<function=lamp_switch>on</function>": ("I do it.\n", [], True),
+    'I do it. <tool_call>{"name": "lamp': ("I do it. ", [], True),
     # Words.
     "": ("", [], False),
     "Hello.\nAnd <b>you</b>?\n{": ("Hello.\nAnd <b>you</b>?\n{", [], False),
