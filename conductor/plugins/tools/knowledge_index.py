@@ -331,14 +331,13 @@ def rank(texts: Sequence[str], query: str, limit: int) -> list[int]:
 
 
 def _words(query: str) -> list[str]:
-    words = dict.fromkeys(re.findall(r"[^\W_]+", query.casefold()))
-    return [f'"{word}"' for word in words][:MAX_WORDS]
+    return [f'"{word}"' for word in words_of(query.casefold())[:MAX_WORDS]]
 
 
 def _found(connection: sqlite3.Connection, query: str, limit: int) -> list[Any]:
     """Find passages by their words; a word that no passage has is looked for within others."""
     rows = {row[0]: row for row in _best(connection, _words(query), limit)}
-    for word in words_of(query)[:MAX_WORDS]:
+    for word in words_of(folded(query))[:MAX_WORDS]:
         if not connection.execute(_COUNT, (f'"{word}"', 1)).fetchone()[0]:
             for row in _with_part(connection, word, limit - len(rows)):
                 rows.setdefault(row[0], row)

@@ -6,7 +6,6 @@ A person whom an identity provider, a proxy or the app's backend names has a fol
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import Any
 
 from conductor.plugins.tools.clock import utc_now
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
-from conductor.plugins.tools.plain_text import decoded, find, words_of
+from conductor.plugins.tools.plain_text import decoded, find, folded, words_of
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
@@ -111,7 +110,7 @@ class NotesSearch:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``notes`` (each ``path, title, modified, text``), ``found`` and ``complete``."""
         query = arguments.get("query", "")
-        words = set(words_of(query) or query.split())  # of signs alone
+        words = set(words_of(folded(query)) or query.split())  # of signs alone
 
         def work(stop: CancelFlag) -> ToolOutcome:
             walk = Walk(self._files, stop, BUDGET_S)
@@ -179,5 +178,5 @@ def _excerpt(path: str, text: str, modified: float, hit: int) -> dict[str, Any]:
 
 
 def _slug(title: str) -> str:
-    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFKC", title).casefold())
+    words = words_of(unicodedata.normalize("NFKC", title).casefold())
     return "-".join(words)[:_SLUG_CHARS].strip("-") or "note"

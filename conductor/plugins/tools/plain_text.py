@@ -9,7 +9,6 @@ from importlib.util import find_spec
 
 # Accents of Latin, Greek and Cyrillic letters. Signs of other scripts are part of their words.
 _ACCENTS = re.compile("[\u0300-\u036f]")
-_WORD = re.compile(r"[^\W_]+")
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 # Bytes that are looked at to find the encoding.
 _SAMPLE_BYTES = 16 * 1024
@@ -36,9 +35,10 @@ def find(needle: str, text: str, *, case: bool = False) -> int:
     return len(text)
 
 
-def words_of(query: str) -> list[str]:
-    """Split a query into folded words without signs."""
-    return list(dict.fromkeys(_WORD.findall(folded(query))))
+def words_of(text: str) -> list[str]:
+    """Split a text into its different words, without signs; vowels and tones that are marks stay."""
+    letters = (char if char.isalnum() or unicodedata.category(char)[0] == "M" else " " for char in text)
+    return list(dict.fromkeys("".join(letters).split()))
 
 
 def encoding_of(data: bytes) -> str:

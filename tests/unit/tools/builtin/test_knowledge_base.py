@@ -258,6 +258,13 @@ async def test_words_without_blanks_and_parts_of_compounds_are_found(
     assert await paths(index, query) == []
 
 
+async def test_words_with_marks_are_words(index: KnowledgeIndex, folder: Path) -> None:
+    (folder / "milk.txt").write_text("आज दूध खरीदना है।")
+    (folder / "other.txt").write_text("यह द और वह ध है।")
+    update(index)
+    assert await paths(index, "दूध?") == ["milk.txt"]
+
+
 @pytest.mark.parametrize(
     ("encoding", "text", "query"),
     [

@@ -64,6 +64,7 @@ async def test_no_note_replaces_another(folder: Path) -> None:
         ("…", "note"),
         ("x" * 120, "x" * 60),
         ("鷺" * 120, "鷺" * 60),
+        ("दूध खरीदना", "दूध-खरीदना"),
     ],
 )
 async def test_a_title_becomes_a_plain_name(folder: Path, title: str, name: str) -> None:
@@ -117,6 +118,17 @@ async def test_a_long_note_is_cut_around_the_match(folder: Path) -> None:
 async def test_signs_and_accents_of_a_query_do_not_matter(folder: Path, query: str) -> None:
     await create(folder, "Shopping", "Buy milk at the café.")
     await create(folder, "Other", "Feed the heron.")
+    assert titles(await search(folder, query=query)) == ["Shopping"]
+
+
+@pytest.mark.parametrize(
+    ("text", "query", "other"), [("दूध", "दूध?", "दवा, धन"), ("น้ำ", "น้ำ!", "นา ำ"), ("பால்", "“பால்”", "பா, லி")]
+)
+async def test_vowels_and_tones_are_part_of_their_words(
+    folder: Path, text: str, query: str, other: str
+) -> None:
+    await create(folder, "Shopping", text)
+    await create(folder, "Other", other)
     assert titles(await search(folder, query=query)) == ["Shopping"]
 
 
