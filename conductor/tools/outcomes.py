@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from pydantic_core import to_json
+from pydantic_core import to_json, to_jsonable_python
 
 from conductor.tools.base import ErrorType, ToolOutcome, failed, succeeded
 
@@ -68,8 +68,9 @@ _MAY_HAVE_HAPPENED = (
 def returned(value: Any, effect: str, notes: Sequence[str] = ()) -> ToolOutcome:
     """Make the outcome of a call that ran and returned a value: JSON, or what pydantic makes of it."""
     try:
-        text = to_json(value, inf_nan_mode="strings")
-        if text != to_json(value, inf_nan_mode="constants"):
+        plain = to_jsonable_python(value)  # a generator gives its values once
+        text = to_json(plain, inf_nan_mode="strings")
+        if text != to_json(plain, inf_nan_mode="constants"):
             notes = (*notes, _NOT_FINITE)
         return succeeded(msgspec.json.decode(text), notes=notes)
     # Bytes or a text that is not UTF-8, an object that holds itself, an object of another kind.

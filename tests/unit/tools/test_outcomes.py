@@ -15,6 +15,7 @@ from conductor.tools.outcomes import (
     interrupted_outcome,
     job_outcome,
     not_answered,
+    returned,
 )
 
 
@@ -98,3 +99,9 @@ def test_a_call_of_an_ended_turn_reports_its_effect(
         "turn_timeout",
     )
     assert says in (outcome.error_message or "")
+
+
+def test_values_that_come_one_by_one_are_given_once() -> None:
+    outcome = returned((number for number in (1, 2)), "write")
+    assert (outcome.data, outcome.metadata.notes) == ([1, 2], ())
+    assert returned((number for number in (float("nan"),)), "write").metadata.notes != ()
