@@ -22,7 +22,7 @@ const client: Client = connect({
   onEvent: (direction, event) => direction === "in" && event.type,
   onConnection: (state, close) => state === "closed" && close?.code,
   lang: "de",
-  speak: async (text, { signal, lang }) => lang && signal.throwIfAborted(),
+  speak: async (text, { signal, lang = text.slice(0, 2) }) => signal.throwIfAborted(),
   storage: indexedDbStorage(),
   reconnect: { firstMs: 0 },
 });
