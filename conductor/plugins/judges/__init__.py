@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conductor.plugins.judges.grammar import classify
+from conductor.plugins.judges.page import load_page
 from conductor.plugins.judges.question import Question, make_question, prompt
 from conductor.tools.base import Caution, ToolSpec
 from conductor.tools.judge import Answer
@@ -30,6 +31,7 @@ class PageJudge:
     """The judge of a language that has a page."""
 
     def __init__(self, language: str) -> None:
+        load_page(language)  # before the server is ready: it takes 12 ms
         self._language = language
 
     def question(
