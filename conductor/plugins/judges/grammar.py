@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from conductor.plugins.judges.page import Page, Words, load_page
 from conductor.plugins.judges.question import Question, Value
 from conductor.tools.judge import Answer
 
-# Characters of an utterance that may be an answer, words of an approval, and words of a refusal at its end.
+# Characters of an utterance that may be an answer, and of one that is read in other languages; words of an
+# approval, and of a refusal at its end.
 MAX_CHARS = 600
+MAX_REFUSED_CHARS = 200
 MAX_WORDS = 30
 MAX_REFUSED_WORDS = 12
+# Digits of a number that people say in groups, such as a telephone's.
+MIN_GROUPED_DIGITS = 6
 
 
 def classify(
@@ -29,9 +34,10 @@ def classify(
     language, and not where the transcriber names another one (``lang``).
     """
     text = utterance.strip()
-    said = _printable(text[:MAX_CHARS])
+    start = text[:MAX_CHARS]
+    said = _printable(start)
     page = load_page(question.language)
-    words = _fluent(page.words(text), question, page)
+    words = _fluent(page.words(start), question, page)
     is_short = len(text) <= MAX_CHARS and len(words) <= MAX_WORDS and "?" not in words
     is_ours = lang is None or lang == question.language
     reading = read(words, question, page) if is_short and is_ours else None
@@ -52,7 +58,7 @@ def classify(
     if _consists_of(("repeats",), tuple(word for word in words if word != "?"), page):
         return Answer("repeat", "once", said)
     others = [load_page(name) for name in languages if name != question.language]
-    heard = ((other, _fluent(other.words(text), question, other)) for other in others)
+    heard = ((other, _fluent(other.words(text[:MAX_REFUSED_CHARS]), question, other)) for other in others)
     # "No hay problema" is no refusal in the person's own language, nor is "no, wait, go ahead".
     is_none = _has(words, "no_refusals", page) or _ends_in_consent(words, 0, page)
     if refuses(words, question, page) or (
@@ -117,8 +123,11 @@ def _fluent(words: Words, question: Question, page: Page) -> Words:
     own = _own_words(question)
     short = page.lists["small"] | page.lists["links"] | page.lists["articles"]
     fluent: list[str] = []
-    for word, after in zip(words, (*words[1:], ""), strict=False):
-        if after and (word,) in page.phrases["hesitations"] and word not in own:
+    for before, word, after in zip(("", *words), words, (*words[1:], ""), strict=False):
+        is_digit = word.isdigit() and (
+            before.isdigit() or after.isdigit()
+        )  # "oh" in "one oh seven" is a zero
+        if after and (word,) in page.phrases["hesitations"] and word not in own and not is_digit:
             continue
         is_stutter = word == after or (len(word) == 1 and after.startswith(word) and word not in short)
         if is_stutter and word.isalpha() and word not in own:
@@ -265,8 +274,8 @@ def _is_stopping(verb: str, page: Page) -> bool:
 
 def repeats(words: Words, question: Question, page: Page) -> bool:
     """Tell whether the words to repeat are said, with a yes before and courtesies behind them at most."""
-    expected = _told(page.words(question.repeat), page)
-    words = _told(words, page)
+    expected = _told(page.words(question.repeat), question, page)
+    words = _told(words, question, page)
     at = 0
     while at < len(words):
         for end in range(len(words), at, -1):
@@ -279,20 +288,20 @@ def repeats(words: Words, question: Question, page: Page) -> bool:
     return False
 
 
-def _told(words: Words, page: Page) -> Words:
-    """Leave out articles and hesitations."""
-    left_out = page.lists["articles"] | {word for phrase in page.phrases["hesitations"] for word in phrase}
-    return _glued(tuple(word for word in words if word not in left_out))
+def _told(words: Words, question: Question, page: Page) -> Words:
+    """Leave out articles and hesitations that are no part of a value."""
+    hesitations = {word for phrase in page.phrases["hesitations"] for word in phrase}
+    left_out = (page.lists["articles"] | hesitations) - _own_words(question)
+    return _glued(tuple(word for word in words if word.isdigit() or word not in left_out))
 
 
 def _glued(words: Words) -> Words:
-    """Write digits in groups as one: "0 49 151" is "049151"."""
+    """Write a long number in groups as one: "0 49 151" is "049151", while "1 5" is not "15"."""
     glued: list[str] = []
-    for word in words:
-        if glued and word.isdigit() and glued[-1].isdigit():
-            glued[-1] += word
-        else:
-            glued.append(word)
+    for is_number, group in groupby(words, str.isdigit):
+        run = tuple(group)
+        digits = "".join(run)
+        glued += [digits] if is_number and len(digits) >= MIN_GROUPED_DIGITS else run
     return tuple(glued)
 
 
@@ -302,7 +311,8 @@ def _consists_of(lists: tuple[str, ...], words: Words, page: Page, *, may_be_emp
     while at < len(words):
         length = max(page.phrase_at(name, words, at) for name in lists)
         found = found or length > 0
-        length = length or max(page.phrase_at(name, words, at) for name in ("hesitations", "courtesies"))
+        if not length and not words[at].isdigit():  # a zero is written as "oh"
+            length = max(page.phrase_at(name, words, at) for name in ("hesitations", "courtesies"))
         if not length:
             return False
         at += length

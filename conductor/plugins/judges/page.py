@@ -62,7 +62,8 @@ class Page:
     """One language: ``phrases`` and ``lists`` by the names above, ``sentences`` are the question's.
 
     ``names`` of signs are said in place of the signs. ``framing`` are the words of our own sentences, which a
-    value must not pass for. ``endings`` end a verb's forms, ``clitics`` are pronouns that cling to it.
+    value must not pass for, and ``framing_runs`` their runs of three. ``endings`` end a verb's forms,
+    ``clitics`` are pronouns that cling to it.
     """
 
     def __init__(self, language: str, data: Mapping[str, Any]) -> None:
@@ -100,10 +101,18 @@ class Page:
         own = (word for key in _OWN for word in self.words(self.sentences[key].replace("{}", "")))
         self.framing = frozenset(own) - self.lists["small"] - self.lists["links"]
         self.quotes = frozenset(self.words(self.sentences["quoted"].replace("{}", " ")))
+        self.framing_runs = frozenset(self._runs())
 
     def currency(self, text: str) -> str:
         """Name a currency by its code, sign or name; empty if the text is none."""
         return self._money.get(fold(text), "")
+
+    def _runs(self) -> Iterator[Words]:
+        for text in self.sentences.values():
+            words = self.words(text.replace("{}", " \u2022 "))
+            for run in zip(words, words[1:], words[2:], strict=False):
+                if "\u2022" not in run and not {*run} <= self.lists["small"]:
+                    yield run
 
     def _expand(self, patterns: Iterable[str]) -> Iterator[Words]:
         """Parse phrases: "a|b-c" are alternatives, and "d?" may be left out."""
@@ -134,7 +143,7 @@ class Page:
             if ":" in token:
                 return [part for part in re.split("[:.,]", token) if part]
             number = re.sub(rf"{re.escape(self.thousands)}(?=\d{{3}}\b)", "", token)
-            return [_canonical(number.replace(self.decimal, "."))]
+            return [number.replace(self.decimal, ".")]
         if token in _SEPARATORS:
             return ()
         if token in self.names and not token.isalnum():
@@ -194,10 +203,10 @@ class Page:
         while at < len(words):
             word, after, last = (*words[at : at + 3], "", "", "")[:3]
             if word.isdigit() and after == self._point and last.isdigit():
-                amounts.append(_canonical(f"{word}.{last}"))
+                amounts.append(f"{word}.{last}")
                 at += 3
             elif word.isdigit() and after in self._money.values() and last.isdigit() and len(last) == 2:
-                amounts += [_canonical(f"{word}.{last}"), after]
+                amounts += [f"{word}.{last}", after]
                 at += 3
             elif (
                 word in self._money.values()
@@ -209,7 +218,9 @@ class Page:
             else:
                 amounts.append(word)
                 at += 1
-        return tuple(amounts)
+        # "12.50 pounds" are 12.5, but the version 2.10 is not 2.1.
+        followed = zip(amounts, (*amounts[1:], ""), strict=False)
+        return tuple(_canonical(word) if after in self._money.values() else word for word, after in followed)
 
     # -- phrases
 

@@ -41,6 +41,7 @@ _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)(?::00)?")
 _PRICE = re.compile(r"(?:(\D{1,3}) ?)?(\d{1,3}(?:[., ]\d{3})+|(\d+))(?:[.,](\d{2}))?(?: ?(\D{1,3}))?")
 # Signs of prose, where they stand as prose has them.
 _ENDS = re.compile(r"(?<=[\w%'\"\u201d\u2019)])[.,;:!?\u2026]+(?=[\s\"'\u201d\u2019)]|$)")
+_END = re.compile(r"(?<=[^\W_])[.!]+$")
 _QUOTES = re.compile(
     r"(?<!\S)[\"'(\u201c\u201e\u2018\u00ab\u00bf\u00a1]+(?=\w)|(?<=[\w,])[\"')\u201d\u2019\u00bb]+(?=\s|,|$)"
 )
@@ -237,8 +238,11 @@ def _text(text: str, page: Page) -> str | None:
         return None
     plain = " ".join(text.split())
     is_code = not _CODE.isdisjoint(plain)
-    plain = _ENDS.sub("" if is_code else ",", plain)
-    if not is_code:
+    if " " not in plain:  # a name or a pattern: "a?" is not "a"
+        plain = _END.sub("", plain)
+    else:
+        plain = _ENDS.sub("" if is_code else ",", plain)
+    if not is_code and " " in plain:
         plain = _QUOTES.sub("", plain)
     plain = _DASHES.sub(", ", plain).strip(", ")
     pieces: list[str] = []
@@ -271,7 +275,4 @@ def _text(text: str, page: Page) -> str | None:
 def _is_mimic(words: Words, page: Page) -> bool:
     if not page.quotes.isdisjoint(words):
         return True
-    own = [page.words(text.replace("{}", " \u2022 ")) for text in page.sentences.values()]
-    runs = {run for sentence in own for run in zip(sentence, sentence[1:], sentence[2:], strict=False)}
-    runs = {run for run in runs if "\u2022" not in run and not {*run} <= page.lists["small"]}
-    return any(run in runs for run in zip(words, words[1:], words[2:], strict=False))
+    return any(run in page.framing_runs for run in zip(words, words[1:], words[2:], strict=False))

@@ -96,7 +96,7 @@ def test_each_phrase_means_what_its_list_says(language: str) -> None:
         ("en", "Twenty-five files, one hundred; 1,000. Don\u2019t!", "25 files 100 1000 do not"),
         ("en", "two hundred and fifty euros, two and three", "250 euros 2 and 3"),
         ("en", "ninety-nine thousand nine hundred ninety nine, a thousand", "99999 a 1000"),
-        ("en", "one two, 3.50 50%? twelve point five", "1 2 3.5 50 percent ? 12.5"),
+        ("en", "one two, 3.50 50%? twelve point five", "1 2 3.50 50 percent ? 12.5"),
         ("en", "\u20ac1,200.00 or twelve pounds fifty or 7 EUR", "1200 euros or 12.5 pounds or 7 euros"),
         (
             "en",

@@ -823,6 +823,9 @@ def test_values_are_said_in_the_order_of_the_schema() -> None:
         {"text": "name = 'bob'"},
         {"text": "{}"},
         {"text": "(1 + 2) * 3"},
+        {"glob": "a?"},
+        {"pattern": "(a)"},
+        {"name": "'main'"},
         {"text": "a ; b | c"},
         {"text": "\u2190"},
         {"text": "\u221e"},
@@ -858,6 +861,46 @@ def test_the_words_to_repeat_hold_every_value(arguments: dict[str, Any], left_ou
     assert left_out in question.repeat
     assert answer(question.repeat, question) == "allow"
     assert answer(question.repeat.replace(left_out, "").strip(), question) != "allow"
+
+
+@pytest.mark.parametrize(
+    ("value", "others"),
+    [
+        ("a", ["", "the"]),
+        ("all", ["", "the"]),
+        ("the", [""]),
+        ("um", [""]),
+        ("2.10", ["2.1", "2 point 1", "210"]),
+        ("1.0", ["1", "10"]),
+        ("5", ["5 0", "5 oh", "oh 5", "0 5"]),
+        ("0", ["", "oh oh"]),
+        ("1 5", ["15", "1.5"]),
+        ("3:1", ["31", "3 2"]),
+        ("1-5", ["15", "1 5"]),
+        ("007", ["7", "07"]),
+        ("-5", ["5"]),
+        ("50%", ["50"]),
+        ("--all", ["all"]),
+        (".env", ["env"]),
+        ("..", ["", "dot"]),
+        ("id >= 7", ["id 7", "id greater than 7", "id equals 7"]),
+        ("can't", ["can"]),
+        ("2026-12-01T09:30:00Z", ["Tuesday 1 December 2026", "Tuesday 1 December 2026 at 9:30 am"]),
+    ],
+)
+def test_the_words_to_repeat_with_another_value_are_no_approval(value: str, others: list[str]) -> None:
+    question = ask({"value": value}, "rows.delete", "high")
+    assert answer(question.repeat, question) == "allow"
+    for other in others:
+        assert answer(f"confirm delete rows {other}", question) != "allow", other
+
+
+def test_a_long_number_may_be_said_in_groups() -> None:
+    question = ask({"number": "+49 170 1234567"}, "number.block", "high")
+    assert answer("confirm number block plus 49 1 7 0 123 45 67", question) == "allow"
+    assert answer("confirm number block plus 49 1 7 oh 123 45 67", question) == "allow"
+    for said in ("49 1 7 123 45 67", "49 1 7 0 0 123 45 67", "49 1 7 0 123 45 67 0", "49 1 7 0 123 45"):
+        assert answer(f"confirm number block plus {said}", question) != "allow", said
 
 
 def test_too_many_words_to_repeat_need_the_screen() -> None:
