@@ -45,8 +45,8 @@ _CLOSERS = frozenset(PAIRS.values())
 _START = re.compile(r"[<\[◁]")
 _MARK = re.compile("|".join((*map(re.escape, _TAGS), rf"<[|｜][\w▁.:/-]{{1,{_LONGEST_MARK}}}[|｜]>")))
 _BEGUN_MARK = re.compile(rf"<(?:[|｜][\w▁.:/-]{{0,{_LONGEST_MARK}}}[|｜]?)?\Z")
-# A mark that is spoken of stands in quotes or brackets, a tag also in the middle of a sentence.
-_QUOTE = re.compile("[`\"'“”„‘’«(\\[]\\Z")
+# A mark that is spoken of stands in quotes, brackets or emphasis, a tag also in the middle of a sentence.
+_QUOTE = re.compile("[*`\"'“”„‘’«(\\[]\\Z")
 _MID_SENTENCE = re.compile(r"[\w,;:)\]`\"'”’»-][ \t]+\Z")
 _SENTENCE_GOES_ON = tuple(" \t,.;:!?)]`\"'”’»")
 _LONGEST_BEFORE = 8

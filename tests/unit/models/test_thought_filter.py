@@ -180,3 +180,9 @@ def test_a_thought_without_a_beginning_that_the_limit_cut_off_is_not_given() -> 
     habit = ThoughtHabit(True)
     assert words_of(["They greet me."], habit, is_cut=True) == ""
     assert habit.unopened
+
+
+def test_an_emphasised_mark_is_spoken_of() -> None:
+    words = ThoughtFilter()
+    text = "**<think>** begins a thought, **</think>** ends it."
+    assert "".join(map(words.feed, text)) + words.finish() == text
