@@ -167,11 +167,12 @@ def _step(reading: Reading, words: Words, at: int, question: Question, page: Pag
     if length := page.phrase_at("session", words, at):
         reading.session = True
         return length
-    if not reading.verb and (length := page.phrase_at("leads", words, at)):
+    lead, courtesy = page.phrase_at("leads", words, at), page.phrase_at("courtesies", words, at)
+    if not reading.verb and lead and lead >= courtesy:  # "just" leads on, "just this once" does not
         reading.lead = reading.is_open = True
-        return length
-    if length := page.phrase_at("courtesies", words, at):
-        return length
+        return lead
+    if courtesy:
+        return courtesy
     length = page.phrase_at("weak", words, at)
     if length and not reading.verb and not {*words[at : at + length]} <= own:
         return length

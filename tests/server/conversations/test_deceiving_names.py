@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 import pytest
@@ -98,5 +99,6 @@ async def test_an_argument_cannot_pass_for_the_questions_own_words(
         assert phone.runs == []
     for text in questions:
         assert not any(map(is_hidden, text)), text
-        assert "already said yes" not in text
+        # Words like ours are quoted, or not read out at all.
+        assert "already said yes" not in re.sub(r" quote .* end quote\b", "", text)
         assert text.startswith("May I move file, with ") and text.endswith(("Say yes or no.", "Or say no."))
