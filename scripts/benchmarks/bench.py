@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import scenarios
+from benchmarks.judge import judge_costs
 from benchmarks.knowledge import DOCUMENTS, knowledge_base
 from benchmarks.nodes import DURABLE, Process, conductor, pin_load, postgres_program, redis_program
 from benchmarks.passing import SESSIONS as PASSING
@@ -75,6 +76,9 @@ TARGETS = {
     "passing.after_over_settled": ("1.1", "1.0"),
     "start.ready_ms": ("1000", "500"),
     "gate.cpu_us_a_safe_call": ("100", ""),
+    "judge.first_ms": ("5", ""),
+    "judge.question_max_ms": ("5", ""),
+    "judge.answer_max_ms": ("5", ""),
     "knowledge.update_s": ("1", ""),
     "knowledge.query_p99_ms": ("50", ""),
     "knowledge.query_loop_max_ms": ("50", ""),
@@ -89,7 +93,7 @@ TARGETS = {
 
 DEFAULT = (
     *("turns", "stream", "round", "first", "speech", "barge", "burst", "memory"),
-    *("start", "gate", "knowledge", "durable", "echo"),
+    *("start", "gate", "judge", "knowledge", "durable", "echo"),
 )
 """The scenarios of a run without names."""
 
@@ -153,8 +157,8 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
     if "start" in names:
         async with conductor("http://127.0.0.1:9", pinned=pinned) as server:
             results["start"] = {"ready_ms": round(server.started_in * 1000)}
-    if "gate" in names:
-        results["gate"] = gate_costs()
+    in_process: dict[str, Callable[[], ToolMetrics]] = {"gate": gate_costs, "judge": judge_costs}
+    results |= {name: measure() for name, measure in in_process.items() if name in names}
     if "knowledge" in names:
         results["knowledge"] = await knowledge_base(1_000 if options.quick else DOCUMENTS)
     for count in [int(part) for part in options.sessions.split(",")]:
