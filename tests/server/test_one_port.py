@@ -69,6 +69,7 @@ async def serving(**limits: Any) -> AsyncIterator[int]:
     services = make_services(settings, ScriptedProvider([]))
     services = replace(services, limits=replace(services.limits, **limits))
     async with running(settings, services) as listener:
+        await listener.ready.wait()  # `/readyz` says 503 until then
         yield listener.port
 
 

@@ -70,6 +70,7 @@ async def serving(
         limits=replace(services.limits, **limits),
     )
     async with running(settings, services) as listener:
+        await listener.ready.wait()
         yield Served(listener)
 
 
