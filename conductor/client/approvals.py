@@ -76,7 +76,7 @@ class _Question:
     task: asyncio.Task[None] | None = None
     card: Entry | None = None  # ``approval.shown``
     decision: Entry | None = None
-    refusals: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    refused: asyncio.Event = field(default_factory=asyncio.Event)  # the edit in ``decision``
     is_settled: bool = False
 
 
@@ -110,14 +110,16 @@ class Approvals:
 
     def resolve(self, event: ApprovalResolved) -> None:
         question = self._questions.get(event.approval_id)
-        if question is not None:
-            entry = question.decision
-            is_edit = entry is not None and getattr(entry.event, "decision", None) == "edit"
-            # A repeated edit may be refused because the first copy was accepted.
-            if event.outcome == "refused" and entry is not None and is_edit and entry.sends == 1:
-                question.refusals.put_nowait(event.message or "It was refused.")
-            elif event.outcome != "refused" or entry is not None:
-                self._settle(question)
+        if question is None or question.is_settled:  # as is an accepted edit, of which a copy is refused
+            return
+        entry, is_refused = question.decision, event.outcome == "refused"
+        if is_refused and entry is not None and getattr(entry.event, "decision", None) == "edit":
+            self._session.discard(entry.event_id)
+            question.decision = None
+            question.approval = replace(question.approval, refused=event.message or "It was refused.")
+            question.refused.set()
+        elif not is_refused or entry is not None:
+            self._settle(question)
 
     def close(self) -> None:
         """Drop the requests of a session that the server has forgotten."""
@@ -129,11 +131,9 @@ class Approvals:
             response = await self._consult(question, handler)
             if response is None or question.is_settled:
                 return
-            entry = await self._send(question, response)
-            refused = await question.refusals.get()
-            self._session.discard(entry.event_id)
-            question.approval = replace(question.approval, refused=refused)
-            question.decision = None
+            question.refused.clear()
+            await self._send(question, response)
+            await question.refused.wait()
         await self._send(question, _response(question.approval, deny()))  # else it would block the turn
 
     async def _consult(self, question: _Question, handler: ApprovalHandler) -> ApprovalResponse | None:
@@ -158,10 +158,9 @@ class Approvals:
             # server's own decides.
             return None if limit.expired() else _response(question.approval, deny())
 
-    async def _send(self, question: _Question, response: Any) -> Entry:
-        question.decision = entry = self._session.add(response)
+    async def _send(self, question: _Question, response: Any) -> None:
+        question.decision = self._session.add(response)
         await self._session.flush()
-        return entry
 
     async def _show(self, question: _Question) -> None:
         if question.card is None and question.decision is None and not question.is_settled:

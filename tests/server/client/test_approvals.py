@@ -8,10 +8,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.client import Approval, Client, ClientLimits, ToolCancelledError, allow, connect, deny, edit
+from conductor.client import (
+    Approval,
+    Client,
+    ClientLimits,
+    Reconnect,
+    ToolCancelledError,
+    allow,
+    connect,
+    deny,
+    edit,
+)
 from conductor.events.client import ApprovalResponse
 from conductor.events.server import ApprovalResolved, SpeechFinal
+from conductor.messages import ToolCall, ToolResult
+from conductor.models.base import ModelRequest, TextDelta
+from conductor.stores.memory import MemoryStore
+from tests.models import Script
 from tests.server.client.extended import approval_response, payloads, play, request, resolve, soon, start
+from tests.server.door import Door
+from tests.server.nodes import node
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, ScriptedServer, plain_turns, scripted_server
 
 SHOWN = "approval.shown"
@@ -253,6 +269,33 @@ async def test_other_arguments_under_the_same_id_are_a_new_request() -> None:
     assert decisions == [("a.txt", "allow"), ("b.txt", "deny")]
 
 
+@pytest.mark.parametrize("changes", [{"approvalId": "appr_2"}, {"argumentsDigest": "digest of another"}])
+async def test_a_new_request_for_the_call_of_an_edit_that_was_sent_twice_is_put_to_the_app(
+    changes: Json,
+) -> None:
+    card = request(arguments={"path": "b.txt"}, callId="call_of_appr_1") | changes
+
+    async def first(peer: Peer) -> None:
+        await peer.send("approval.request", request())
+        await peer.receive("approval.response")
+
+    async def second(peer: Peer) -> None:
+        await peer.receive("approval.response")
+        await peer.send("approval.request", card)
+        await peer.receive("approval.response")
+        await resolve(peer, "edited", card["approvalId"])
+        await peer.arrived()
+
+    def handler(approval: Approval) -> Any:
+        paths.append(approval.arguments["path"])
+        return edit({"path": "c.txt"})
+
+    paths: list[str] = []
+    server, _ = await play(first, second, on_approval=handler)
+    assert paths == ["notes.txt", "b.txt"]
+    assert responses(server)[2]["argumentsDigest"] == card["argumentsDigest"]
+
+
 # -- reconnecting
 
 
@@ -307,26 +350,90 @@ async def test_a_lost_decision_is_sent_again_until_it_is_resolved(is_replayed: b
     assert len(events) == 2 and events[0]["id"] == events[1]["id"]
 
 
-async def test_a_refused_copy_of_an_edit_is_not_put_to_the_app() -> None:
-    async def second(peer: Peer) -> None:
-        await peer.receive("approval.response")
-        await resolve(peer, "refused", message="The call has run.")
-        await peer.arrived()
-
+async def test_a_refused_copy_of_an_edit_that_was_accepted_is_not_put_to_the_app() -> None:
     async def first(peer: Peer) -> None:
         await peer.send("approval.request", request())
         await peer.receive("approval.response")
+
+    async def second(peer: Peer) -> None:
+        await resolve(peer, "edited")
+        await resolve(peer, "refused", message="This was decided before.")
+        await peer.arrived()
 
     def handler(_approval: Approval) -> Any:
         calls.append(1)
         return edit({"path": "a.txt"})
 
-    async def last(peer: Peer) -> None:
+    calls: list[int] = []
+    await play(first, second, on_approval=handler)
+    assert calls == [1]
+
+
+async def test_a_repeated_edit_that_is_refused_is_asked_again_and_not_sent_again() -> None:
+    async def first(peer: Peer) -> None:
+        await peer.send("approval.request", request())
+        event = await peer.receive("approval.response")
+        await peer.send("event.ack", {"eventIds": [event["id"]]})
+        await peer.arrived()
+
+    async def second(peer: Peer) -> None:
+        await peer.send("approval.request", request())  # its answer may have been lost
+        await peer.receive("approval.response")
+        await resolve(peer, "refused", message="path must be a text")
+        await resolve(peer, "refused", message="path must be a text")  # another copy of it
+        assert (await approval_response(peer))["editedArguments"] == {"path": "a.txt"}
+
+    async def third(peer: Peer) -> None:
+        assert (await approval_response(peer))["editedArguments"] == {"path": "a.txt"}
+        await peer.arrived()
         await resolve(peer, "edited")
 
-    calls: list[int] = []
-    server, _ = await play(first, second, last, on_approval=handler)
-    assert calls == [1] and len(responses(server)) == 2
+    def handler(approval: Approval) -> Any:
+        refusals.append(approval.refused)
+        return edit({"path": "a.txt" if approval.refused else 7})
+
+    refusals: list[str | None] = []
+    server, _ = await play(first, second, third, on_approval=handler)
+    assert refusals == [None, "path must be a text"]
+    assert [payload["editedArguments"]["path"] for payload in responses(server)] == [7, 7, "a.txt", "a.txt"]
+
+
+def copying(request: ModelRequest) -> Script:
+    """Copy a file once, and report where it went."""
+    last = request.messages[-1]
+    if isinstance(last, ToolResult):
+        return [TextDelta("It is copied.")]
+    return [ToolCall("c-1", "files_copy", '{"path":"a.txt"}')]
+
+
+async def test_an_edit_sent_twice_that_the_server_refuses_is_asked_again() -> None:
+    schema = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
+    tool = {"name": "files_copy", "description": "Copies a file.", "inputSchema": schema}
+    refusals: list[str | None] = []
+    runs: list[Any] = []
+
+    async def handler(approval: Approval) -> Any:
+        refusals.append(approval.refused)
+        if approval.refused is None:
+            door.cut_after(1)  # the answer to the edit is lost
+            return edit({"path": 7})
+        return edit({"path": "b.txt"})
+
+    async with node(MemoryStore(), copying) as served:
+        door = Door(served)
+        async with (
+            door.open() as url,
+            connect(
+                url,
+                tools=[tool],
+                handlers={"files_copy": runs.append},
+                on_approval=handler,
+                reconnect=Reconnect(first_s=0),
+            ) as client,
+        ):
+            result = await (await client.say("copy it")).wait(LIMIT_S)
+    assert refusals[0] is None and len(refusals) == 2 and "path" in str(refusals[1])
+    assert runs == [{"path": "b.txt"}] and result.text == "It is copied."
 
 
 async def test_an_acknowledged_decision_is_repeated_only_with_its_request() -> None:
