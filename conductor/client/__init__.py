@@ -179,6 +179,17 @@ class Client(Session):
 
     reconnect = start
 
+    def keep_trying(self, error: ClientError) -> None:
+        """Retry a `start` that failed with ``error``, as a lost connection is; transcripts wait for it.
+
+        Raises ``error`` if a retry is pointless: a final one, a closed client, or one without ``reconnect``.
+        """
+        if self._policy is None or error.is_final or self._closing is not None:
+            raise error
+        if not self._retries:
+            self._retries = True
+            self.spawn(self._watch(self._policy, error))
+
     async def close(self) -> None:
         """Close the socket and stop the handlers. Running turns end with `ConnectionLost`."""
         self._retries = False
@@ -205,27 +216,28 @@ class Client(Session):
             return full
         return replace(start, resume=outbound.Resume(self._last_event_id))  # the server repeats the calls
 
-    async def _watch(self, policy: Reconnect) -> None:
+    async def _watch(self, policy: Reconnect, error: ClientError | None = None) -> None:
         now = asyncio.get_running_loop().time
-        brief = 0  # connections in a row that did not last
-        error: ClientError | None = None
-        while error is None:
-            since = now()
-            error = loss = await self.wait_lost()
-            failures = brief = 0 if now() - since >= policy.steady_s else brief
-            brief += 1
-            await self._tell(Lost(loss))
+        failures = brief = 0  # brief: connections in a row that did not last
+        while True:
             while error is not None and not error.is_final and failures != policy.tries:
                 failures += 1
                 await self._delay(policy, failures, error)
                 try:
                     started = await self.start()
-                    error = None
                 except ClientError as failure:
                     error = failure
                     await self._tell(TryFailed(failures, error))
-            if error is None:
-                await self._tell(Reconnected(started))
+                else:
+                    error = None
+                    await self._tell(Reconnected(started))
+            if error is not None:
+                break
+            since = now()
+            error = loss = await self.wait_lost()
+            failures = brief = 0 if now() - since >= policy.steady_s else brief
+            brief += 1
+            await self._tell(Lost(loss))
         self._retries = False
         await self._tell(GaveUp(error))
         if not self.connected:

@@ -65,6 +65,7 @@ class TerminalChat:
         self._idle = asyncio.Event()
         self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
+        self._has_started = False  # the client's session, once
 
     async def run(self, view: View, session_id: str | None, text: str | None) -> int:
         """Send one text, or each line until the end of the input; return the exit code."""
@@ -143,9 +144,13 @@ class TerminalChat:
         self._leave(LEFT)
 
     async def _start(self, client: Client) -> None:
+        self._has_started = False
         self._listen(client)
         self._view.status(connection="connecting", session=client.session_id, model="", state="")
-        started = await client.start()
+        self._show_started(await client.start())
+
+    def _show_started(self, started: server.SessionStarted) -> None:
+        self._has_started = True
         for tool in started.rejected_tools or ():
             self._view.error(f"The server rejects the tool {tool.name}: {tool.reason}")
         self._view.status(connection="connected", model=started.model or "", state="idle")
@@ -183,13 +188,26 @@ class TerminalChat:
             case "/session" if argument is None:
                 show(self._client.session_id)
             case "/new" | "/session":
-                previous, self._client = self._client, self._make(argument)
-                await previous.close()
-                self._view.working(None)
-                await self._start(self._client)
-                show(f"Session {self._client.session_id}.")
+                await self._change(self._make(argument))
             case _:
                 show("\n".join([HINT, *(f"{name:<8}  {about}" for name, about in COMMANDS.items())]))
+
+    async def _change(self, client: Client) -> None:
+        previous, self._client = self._client, client
+        await previous.close()
+        self._view.working(None)
+        try:
+            await self._start(client)
+        except ClientError as error:
+            if client is not self._client:  # another session was chosen meanwhile
+                return
+            self._view.status(connection="not connected")
+            client.keep_trying(error)
+            self._view.error(str(error))
+            self._view.note("The session begins once the server is back.")
+            self._view.status(connection="reconnecting")
+        else:
+            self._view.line(f"Session {client.session_id}.")
 
     async def _approve(
         self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
@@ -277,14 +295,17 @@ class TerminalChat:
         error = None if isinstance(event, Reconnected) else str(event.error)
         view.event(event.TYPE, {"error": error} if error else {})
         view.status(connection="reconnecting" if error else "connected")
-        if isinstance(event, GaveUp):
-            self._leave(NO_CONNECTION)
-        elif isinstance(event, TryFailed):
-            view.error(f"Try {event.number}: {error}")
-        elif error:
-            view.error(error)
-        else:
-            view.connection("Connected again.")
+        match event:
+            case Lost():
+                view.error(str(error))
+            case TryFailed(number):
+                view.error(f"Try {number}: {error}")
+            case Reconnected(started):
+                view.connection("Connected again.")
+                if not self._has_started:
+                    self._show_started(started)
+            case GaveUp():
+                self._leave(NO_CONNECTION)
 
     async def _speak(self, text: str) -> None:
         self._view.speech(text)

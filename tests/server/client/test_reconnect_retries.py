@@ -403,3 +403,38 @@ async def test_an_unconfirmed_result_is_sent_again_under_its_id() -> None:
     assert len(runs) == 1
     # Without ``resume`` its return is the confirmation of a transcript.
     assert server.types_heard().count("user.audio.transcript.final") == 1
+
+
+# -- a first start that is retried
+
+
+async def test_a_start_that_failed_is_retried_and_transcripts_wait_for_it() -> None:
+    async def away(peer: Peer) -> None:
+        await peer.receive("session.start")
+        peer.connection.transport.abort()
+
+    async with scripted_server(away, away, plain_turns) as server:
+        client = connect(server.url, reconnect=AT_ONCE)
+        log = EventLog(client)
+        with pytest.raises(ConnectionLost) as failure:
+            await client.start()
+        client.keep_trying(failure.value)
+        client.keep_trying(failure.value)  # is one retry
+        turn = await (await client.say("hello")).wait(LIMIT_S)
+        assert turn.text == "You said: hello"
+        assert log.kinds == ["TryFailed", "Reconnected"] and len(server.peers) == 3
+        client.drop()
+        await log.wait(Reconnected, 2)
+        await client.close()
+
+
+async def test_a_start_is_not_retried_where_that_is_pointless() -> None:
+    error = CannotConnect("The server is away.")
+    closed = connect("ws://127.0.0.1:1/ws", reconnect=AT_ONCE)
+    await closed.close()
+    for client in (connect("ws://127.0.0.1:1/ws"), closed):
+        with pytest.raises(CannotConnect):
+            client.keep_trying(error)
+    final = CannotConnect("The token is not accepted.", status=401)
+    with pytest.raises(CannotConnect):
+        connect("ws://127.0.0.1:1/ws", reconnect=AT_ONCE).keep_trying(final)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.client.extended import approval_response, asking, request, resolve, start
+from tests.server.client.extended import approval_response, asking, request, resolve, soon, start
 from tests.server.talk.person import CTRL_C, ESC, partial, person
 from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 
@@ -292,6 +292,79 @@ async def test_a_new_session_during_an_answer() -> None:
         user.type("/session two")
         await user.sees("A long story …\nSession two.", without="thinking 0 s")
     assert "closed" not in user.text
+
+
+@pytest.mark.parametrize("command", ["/new", "/session two"])
+async def test_a_new_session_begins_once_the_server_is_back(command: str) -> None:
+    async def away(peer: Peer) -> None:
+        await peer.receive("session.start")
+        peer.connection.transport.abort()
+
+    async def away_until_typed(peer: Peer) -> None:
+        await typed.wait()
+        await away(peer)
+
+    async def back(peer: Peer) -> None:
+        await start(peer, "cancel", model="home", rejectedTools=[{"name": "lamp", "reason": "too long"}])
+        assert await peer.begin() == "hello"
+        await peer.answer("Good morning.")
+        await peer.connection.wait_closed()
+
+    async def first(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    typed = asyncio.Event()
+    scripts = (first, away, away_until_typed, back)
+    async with scripted_server(*scripts) as server, person(server.url, session_id="one") as user:
+        user.type(command)
+        await user.sees("The session begins once the server is back.")
+        user.type("hello")
+        await user.sees("> hello")
+        typed.set()
+        await user.sees("Try 1: ", "Connected again.", "rejects the tool lamp: too long", "Good morning.")
+        await user.sees("connected · idle · home")
+    assert user.status == 0
+    began = server.peers[-1].session_id
+    assert began == "two" if command == "/session two" else began not in ("one", "")
+
+
+async def test_a_new_session_that_is_refused_for_good_is_not_retried() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    async def refused(peer: Peer) -> None:
+        event = await peer.receive("session.start")
+        error = {"code": "unauthorized", "message": "Not yours.", "eventId": event["id"]}
+        await peer.send("error", error)
+
+    async with scripted_server(first, refused, first) as server, person(server.url) as user:
+        user.type("/session two")
+        await user.sees("Not yours.", "not connected · two")
+        user.type("/session three")
+        await user.sees("Session three.")
+    assert [peer.session_id for peer in server.peers[1:]] == ["two", "three"]
+    assert "once the server is back" not in user.text
+
+
+async def test_another_session_may_be_chosen_while_a_session_begins() -> None:
+    async def first(peer: Peer) -> None:
+        await start(peer, "cancel")
+        await peer.connection.wait_closed()
+
+    async def hangs(peer: Peer) -> None:
+        await peer.receive("session.start")
+        reached.set()
+        await peer.connection.wait_closed()
+
+    reached = asyncio.Event()
+    async with scripted_server(first, hangs, first) as server, person(server.url) as user:
+        user.type("/session two")
+        await soon(reached)
+        user.type("/session three")
+        await user.sees("Session three.")
+    assert "closed" not in user.text and "once the server is back" not in user.text
 
 
 async def test_segments_of_the_answer_are_not_shown_twice() -> None:
