@@ -168,7 +168,10 @@ export interface ConnectOptions {
    * or the sentence that tells of a failure. It is spoken, too.
    */
   onQuestion?(text: string): void;
-  /** An error of the server, such as `rate_limited`. */
+  /**
+   * An error of the server, such as `rate_limited`, or `storage_failed`: the storage could not load the session, which
+   * then begins without its saved state, or could not save it, so that a reload may lose it.
+   */
   onError?(error: { code: string; message: string; retryAfterMs?: number }): void;
   onConnection?(state: ConnectionState, close?: { code: number; reason: string }): void;
   /** Every frame that is sent or read, including duplicates. */
@@ -177,6 +180,8 @@ export interface ConnectOptions {
   speak?(text: string, run: SpeechRun): void | Promise<void>;
   /** Default: IndexedDB where there is one, else memory. */
   storage?: SessionStorage;
+  /** How long one `load` or `save` of the storage may take, in milliseconds. Default 5000. */
+  storageMs?: number;
   /** Default: global WebSocket. Node 20 lacks it: `import { WebSocket } from "ws"`. */
   WebSocket?: new (url: string, protocols: string[]) => any;
   reconnect?: Reconnect;
@@ -213,7 +218,10 @@ export interface Client {
   declare(tools: ToolDeclaration[], handlers?: Record<string, ToolHandler>): void;
   /** Send any event once, if there is a connection. */
   send(type: string, payload: Record<string, any>): void;
-  /** Close the connection and stop the handlers. The session goes on until the server ends it. */
+  /**
+   * Close the connection and stop the handlers; resolves when the state is saved. The session goes on until the server
+   * ends it, and a new client may continue it at once.
+   */
   close(): Promise<void>;
 }
 

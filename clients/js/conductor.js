@@ -19,6 +19,7 @@ const START_MS = 10_000;
 const STEADY_MS = 5_000; // only a connection that lasted resets the pauses
 const SILENCE_MS = 60_000; // the server pings every 20 s
 const RETRY_MS = 1_000;
+const STORAGE_MS = 5_000; // for one `load` or `save`
 const TOOL_MS = 600_000;
 const MAX_RESUMED = 256;
 const MAX_RESUME_BYTES = 32_768;
@@ -27,6 +28,7 @@ const MAX_RESULT_BYTES = 1_044_480; // the server's hard limit of a frame withou
 const MAX_RESULT_CHARACTERS = 131_072;
 const MAX_CANCELLED_CHARACTERS = 8_192;
 const MAX_WORDS = 2_000;
+const SAVED_STAGES = new Set(["begun", "taken", "cancelled", "unwanted", "dropped"]);
 const BROKEN_OFF = "The app was closed while this ran: it may have happened.";
 
 const isUiCall = (name) => name.startsWith("convo.") || name.startsWith("tts.");
@@ -65,9 +67,11 @@ export function indexedDbStorage(name = "conductor") {
       request.onerror = () => reject(request.error);
       act?.(request);
     });
-  const opened = settled(indexedDB.open(name, 1), (request) => {
-    request.onupgradeneeded = () => request.result.createObjectStore("sessions");
-  });
+  const open = async () =>
+    settled(indexedDB.open(name, 1), (request) => {
+      request.onupgradeneeded = () => request.result.createObjectStore("sessions");
+    });
+  const opened = open(); // rejected in a page that may not use a database
   const store = async (mode) => (await opened).transaction("sessions", mode).objectStore("sessions");
   const prune = async () => {
     const request = (await store("readwrite")).openCursor();
@@ -85,42 +89,69 @@ export function indexedDbStorage(name = "conductor") {
   };
 }
 
-/** Saves the latest state, one write at a time. */
+const writes = new Map(); // session id -> the last write of this page, until it ends
+
+/** Saves the latest state, one write at a time. A fault of the storage is reported, and the session goes on without it. */
 class Saver {
   #storage;
   #sessionId;
   #state;
+  #report;
+  #limitMs;
   #writing = null;
   #next = null;
+  #failing = false;
 
-  constructor(storage, sessionId, state) {
+  constructor(storage, sessionId, { state, report, limitMs = STORAGE_MS }) {
     this.#storage = storage;
     this.#sessionId = sessionId;
     this.#state = state;
+    this.#report = report;
+    this.#limitMs = limitMs;
   }
 
+  /** The saved state, or undefined. It includes what an earlier client of this page is still writing. */
   async load() {
+    await writes.get(this.#sessionId);
     try {
-      return await this.#storage.load(this.#sessionId);
+      const saved = await within(this.#limitMs, async () => this.#storage.load(this.#sessionId));
+      if (saved === undefined || saved === null) return undefined;
+      if (!isState(saved)) throw new Error("The saved state has another form.");
+      return saved;
     } catch (error) {
-      console.error("conductor: the session could not be loaded", error);
+      this.#report("The session could not be loaded", error);
     }
   }
 
   /** The promise of a write with the present state. */
   save() {
-    if (!this.#writing) return (this.#writing = this.#write());
-    return (this.#next ??= this.#writing.then(() => {
-      this.#next = null;
-      return (this.#writing = this.#write());
-    }));
+    if (!this.#writing) return this.#enter((this.#writing = this.#write()));
+    return (this.#next ??= this.#enter(
+      this.#writing.then(() => {
+        this.#next = null;
+        return (this.#writing = this.#write());
+      }),
+    ));
+  }
+
+  /** Wait for the writes that have been asked for. */
+  async settle() {
+    await (this.#next ?? this.#writing);
+  }
+
+  #enter(write) {
+    writes.set(this.#sessionId, write);
+    write.then(() => writes.get(this.#sessionId) === write && writes.delete(this.#sessionId));
+    return write;
   }
 
   async #write() {
     try {
-      await this.#storage.save(this.#sessionId, this.#state());
+      await within(this.#limitMs, async () => this.#storage.save(this.#sessionId, this.#state()));
+      this.#failing = false;
     } catch (error) {
-      console.error("conductor: the session could not be saved", error);
+      if (!this.#failing) this.#report("The session could not be saved", error); // once, not at each event
+      this.#failing = true;
     }
     if (!this.#next) this.#writing = null;
   }
@@ -306,7 +337,8 @@ class Client {
   #timers = new Set();
   #watch;
   #closed = false;
-  #known = false; // the server has answered this client, or the one before a reload
+  #loaded = false; // before, a write would replace the saved state
+  #known = false; // the server has answered this client, or the one before a reload: its calls are known
   #reported = new Set(); // calls whose results are in the last `session.start`
   #answerStarted;
   #prefix = randomId();
@@ -331,15 +363,20 @@ class Client {
     this.#options = { ...options };
     this.sessionId = options.sessionId ?? `js-${randomId()}`;
     const storage = options.storage ?? (globalThis.indexedDB ? indexedDbStorage() : memoryStorage());
-    this.#saver = new Saver(storage, this.sessionId, () => this.#snapshot());
+    this.#saver = new Saver(storage, this.sessionId, {
+      state: () => this.#snapshot(),
+      report: (what, error) => this.#storageFailed(what, error),
+      limitMs: options.storageMs,
+    });
     this.started = new Promise((resolve, reject) => (this.#answerStarted = { resolve, reject }));
     this.started.catch(() => {}); // an app may ignore it
     globalThis.addEventListener?.("online", this.#tryNow);
   }
 
   async _start() {
-    this.#restore(await this.#saver.load());
+    const saved = await this.#saver.load();
     if (this.#closed) return;
+    this.#restore(saved);
     this.#watch = setInterval(() => this.#live && Date.now() - this.#readAt > SILENCE_MS && this.#drop("The server is silent."), 10_000);
     this.#watch.unref?.();
     this.#open();
@@ -403,8 +440,9 @@ class Client {
   }
 
   async close() {
+    this.#save(); // not of a client that has ended: another one may have the session
     if (!this.#closed) this.#end(new Error("The client was closed."), 1000);
-    await this.#saver.save();
+    await this.#saver.settle();
   }
 
   // The connection
@@ -593,11 +631,17 @@ class Client {
   // Keeping over a reload
 
   #save() {
-    return this.#closed ? undefined : this.#saver.save();
+    return this.#loaded && !this.#closed ? this.#saver.save() : undefined;
+  }
+
+  #storageFailed(what, error) {
+    console.error(`conductor: ${what}`, error);
+    this.#tell("onError", { code: "storage_failed", message: `${what}: ${error?.message ?? error}` });
   }
 
   #snapshot() {
     return {
+      known: this.#known,
       lastEventId: this.#lastEventId,
       handled: [...this.#handled].slice(-SAVED_IDS),
       outbox: this.#outbox.entries.map(({ event, shown, at }) => ({ event, shown, at })),
@@ -607,8 +651,13 @@ class Client {
   }
 
   #restore(saved) {
-    if (!saved) return;
-    this.#known = true;
+    this.#loaded = true;
+    if (saved) this.#continue(saved);
+    if (this.#outbox.entries.length) this.#save(); // with the words that came before
+  }
+
+  #continue(saved) {
+    this.#known = saved.known;
     this.#lastEventId = saved.lastEventId;
     this.#handled = new Set(saved.handled);
     this.#seen = new Set(saved.handled);
@@ -911,6 +960,28 @@ class Client {
 function remember(ids, id) {
   ids.add(id);
   if (ids.size > REMEMBERED) ids.delete(ids.values().next().value);
+}
+
+/** Whether it is a state as `#snapshot` makes it. */
+function isState({ known, lastEventId, handled, outbox, calls }) {
+  const isText = (value) => typeof value === "string";
+  const isList = (value, isItem) => Array.isArray(value) && value.every(isItem);
+  const isEntry = (entry) =>
+    isText(entry?.event?.id) && isText(entry.event.type) && typeof (entry.event.payload ?? 0) === "object" && Number.isFinite(entry.at);
+  const isCall = (call) => Array.isArray(call) && isText(call[0]) && SAVED_STAGES.has(call[1]);
+  const areIds = (lastEventId === null || isText(lastEventId)) && isList(handled, isText);
+  return typeof known === "boolean" && areIds && isList(outbox, isEntry) && isList(calls, isCall);
+}
+
+/** What `act` returns, if it comes within so many milliseconds. */
+async function within(ms, act) {
+  let timer;
+  const late = new Promise((_, reject) => (timer = setTimeout(() => reject(new Error(`It took longer than ${ms} ms.`)), ms)));
+  try {
+    return await Promise.race([act(), late]);
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 function parsed(text) {

@@ -357,3 +357,156 @@ test("words, and a network that is back, are tried at once", async (context) => 
   assert.equal((await client.say("say hello again")).text, "hello again");
   await client.close();
 });
+
+/** A storage that tells `seen` of each call and of its end; `load` and `save` wait for `turns` of the event loop. */
+function told(kept, seen) {
+  const slowly = (name) => async (...values) => {
+    seen.push(name);
+    for (let turns = 0; turns < 5; turns += 1) await new Promise(setImmediate);
+    const value = await kept[name](...values);
+    seen.push(`${name} ended`);
+    return value;
+  };
+  return { load: slowly("load"), save: slowly("save") };
+}
+
+const OFFLINE = { url: "ws://127.0.0.1:1/ws", reconnect: { firstMs: HOUR_MS, mostMs: HOUR_MS } };
+
+/** Leave a session while its write runs on the device. */
+async function leftRunning(sessionId, storage) {
+  const running = signal();
+  const client = open(sessionId, { storage, tools: [NOTES], handlers: { "notes.add": () => new Promise(running.resolve) }, onApproval: allow });
+  client.say('call notes.add with {"number": 1}');
+  await running.promise;
+  return client;
+}
+
+/** Come back after a reload: the write must not run again. */
+async function comesBack(sessionId, storage, said = /may have happened/) {
+  const final = signal();
+  const runs = [];
+  const client = open(sessionId, { storage, tools: [NOTES], handlers: { "notes.add": () => void runs.push(1) }, onApproval: allow, onFinal: final.resolve });
+  const text = await final.promise;
+  assert.deepEqual(runs, []);
+  assert.match(text, said);
+  await client.close();
+}
+
+test("a client that is closed at once leaves the saved state as it is", async () => {
+  for (const [at, storage] of [memoryStorage(), told(memoryStorage(), [])].entries()) {
+    await (await leftRunning(`js-at-once-closed-${at}`, storage)).close();
+    open(`js-at-once-closed-${at}`, { storage }).close();
+    await comesBack(`js-at-once-closed-${at}`, storage);
+  }
+});
+
+test("a client that another one replaced does not save over that one's state", async () => {
+  const storage = memoryStorage();
+  const over = signal();
+  const first = open("js-replaced", { storage, onConnection: (state) => state === "closed" && over.resolve() });
+  await first.started;
+  const second = await leftRunning("js-replaced", storage);
+  await over.promise;
+  await first.close();
+  await comesBack("js-replaced", storage);
+  await second.close();
+});
+
+test("the next client of a session loads after the last one has saved", async () => {
+  const seen = [];
+  const storage = told(memoryStorage(), seen);
+  const first = open("js-next", { storage });
+  await first.started;
+  first.say("say hello");
+  first.close();
+  const second = open("js-next", { storage });
+  assert.equal((await second.started).resumed, true);
+  const [loads, saves] = ["load", "save"].map((name) => seen.lastIndexOf(name, seen.lastIndexOf("load ended")));
+  assert.ok(saves < loads && seen.indexOf("save ended", saves) < loads, `${seen}`);
+  await second.close();
+  assert.equal(seen.at(-1), "save ended");
+});
+
+test("words that come before the saved state are saved together with it", async () => {
+  const seen = [];
+  const kept = memoryStorage();
+  await (await leftRunning("js-early", kept)).close();
+  const before = kept.load("js-early");
+  const saved = signal();
+  const storage = { ...told(kept, seen), save: (_id, state) => saved.resolve(state) };
+  const client = open("js-early", { storage, ...OFFLINE });
+  client.say("say good morning");
+  const { calls, outbox } = await saved.promise;
+  assert.deepEqual(seen, ["load", "load ended"]);
+  assert.deepEqual(calls.map(([callId]) => callId), before.calls.map(([callId]) => callId));
+  assert.ok(outbox.some(({ event }) => event.payload.text === "say good morning"));
+  await client.close();
+});
+
+test("an app that lost its state does not run a call again, also after words without a network and a reload", async (context) => {
+  context.mock.method(console, "error", () => {});
+  const lost = memoryStorage();
+  await (await leftRunning("js-lost-state", memoryStorage())).close();
+  const saved = signal();
+  const save = (id, state) => saved.resolve(lost.save(id, state));
+  const client = open("js-lost-state", { storage: { load: async () => assert.fail("no disk"), save }, ...OFFLINE });
+  client.say("say good morning");
+  await saved.promise;
+  await client.close();
+  await comesBack("js-lost-state", lost, /good morning/);
+});
+
+const never = () => new Promise(() => {});
+
+test("a storage that does not work is reported, and the session begins without it", async (context) => {
+  context.mock.method(console, "error", () => {});
+  const state = { known: true, lastEventId: null, handled: [], outbox: [], calls: [] };
+  const fails = () => {
+    throw new Error("no disk");
+  };
+  const storages = {
+    "a load that hangs": { load: never },
+    "a load that throws": { load: fails },
+    "a load that is rejected": { load: async () => fails() },
+    "no load": { load: undefined },
+    "a text": { load: () => "[object Object]" },
+    "an empty object": { load: () => ({}) },
+    "ids that are no list": { load: () => ({ ...state, handled: 5 }) },
+    "an event without a payload": { load: () => ({ ...state, outbox: [{ event: { id: "a", type: "tool.result" }, at: 0 }] }) },
+    "a call at an unknown stage": { load: () => ({ ...state, calls: [["call-1", "later"]] }) },
+    "a save that hangs": { load: () => null, save: never },
+    "a save that throws": { load: () => null, save: fails },
+  };
+  for (const [name, storage] of Object.entries(storages)) {
+    const errors = [];
+    const runs = [];
+    const client = open(`js-storage-${name.replaceAll(" ", "-")}`, {
+      storage: { save() {}, ...storage },
+      storageMs: name.endsWith("hangs") ? 50 : undefined,
+      tools: [FIND],
+      handlers: { "notes.find": ({ number }) => void runs.push(number) },
+      onError: ({ code, message }) => errors.push([code, message]),
+    });
+    const { calls } = await client.say('call notes.find with {"number": 1}');
+    await client.close();
+    assert.deepEqual([calls.length, runs], [1, [1]], name);
+    assert.equal(errors.length, 1, `${name}: ${errors}`);
+    assert.equal(errors[0][0], "storage_failed");
+    assert.match(errors[0][1], name.includes("save") ? /could not be saved/ : /could not be loaded/);
+  }
+});
+
+test("a browser that forbids its database is such a storage", async (context) => {
+  context.mock.method(console, "error", () => {});
+  globalThis.indexedDB = {
+    open() {
+      throw new Error("The operation is insecure.");
+    },
+  };
+  context.after(() => delete globalThis.indexedDB);
+  const errors = [];
+  const client = open("js-insecure", { storage: undefined, onError: ({ message }) => errors.push(message) });
+  assert.equal((await client.say("say hello")).text, "hello");
+  assert.match(errors[0], /could not be loaded: The operation is insecure/);
+  await client.close();
+});

@@ -24,6 +24,7 @@ const client: Client = connect({
   lang: "de",
   speak: async (text, { signal, lang = text.slice(0, 2) }) => signal.throwIfAborted(),
   storage: indexedDbStorage(),
+  storageMs: 2_000,
   reconnect: { firstMs: 0 },
 });
 connect({ onApproval: ({ approvalId }) => client.decide(approvalId, "edit", { arguments: {}, words: "later" }), storage: memoryStorage() });
