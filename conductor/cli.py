@@ -33,7 +33,7 @@ _COMMANDS = {
     "talk": (
         "talk to a running server from the terminal",
         "..talk.terminal:run",
-        "text* --tools --script --json --url --host --port --token --session --voice-approvals",
+        "text* --tools --script --json --url --host --port --token --session",
     ),
     "check": (
         "check the settings and every service that they name",
@@ -149,7 +149,6 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "help": "declare the tools of this file, and give the answers in it",
     },
     "--url": {"help": "the WebSocket of a running server"},
-    "--voice-approvals": {"action": "store_true", "help": "approve tools by voice: the next line answers"},
     "--worker": {"type": int, "help": argparse.SUPPRESS},  # how `--workers` starts each of them
     "--workers": {"help": "processes that share the port (WORKERS)"},
     "--yes": {"action": "store_true", "help": "do not ask"},

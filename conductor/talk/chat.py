@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from conductor.client import Client
-from conductor.client.approvals import Approval, ApprovalDecision, edit
 from conductor.client.connection import (
     ClientError,
     ConnectionLost,
@@ -22,13 +21,9 @@ from conductor.client.connection import (
     state_of,
 )
 from conductor.client.turns import Turn
-from conductor.commands.output import as_json, escape
+from conductor.commands.output import escape
 from conductor.events import server
-from conductor.talk import cards
 from conductor.talk.plain import Plain
-
-if TYPE_CHECKING:
-    from conductor.talk.screen import Screen
 
 # Seconds in which a second Ctrl-C exits.
 LEAVE_WITHIN_S = 2.0
@@ -44,30 +39,26 @@ COMMANDS = {
     "/session": "print the session's id, or change to another session: /session [ID]",
     "/quit": "exit",
 }
-HINT = "Esc or Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
+HINT = "Ctrl-C stops the answer, Ctrl-D exits, /help lists the commands."
 
 DONE, FAILED, NO_CONNECTION, LEFT = 0, 1, 2, 130
-View: TypeAlias = "Plain | Screen"
 
 
 class TerminalChat:
     """Runs one client at a time; ``make`` makes a client for a session id, or for a new session.
 
-    Without ``cards`` or an interactive terminal, approval requests are spoken: the next line answers.
+    Approval requests are spoken: the next line answers.
     """
 
-    def __init__(self, make: Callable[[str | None], Client], *, cards: bool = True) -> None:
+    def __init__(self, make: Callable[[str | None], Client]) -> None:
         self._make = make
-        self._cards = cards
-        self._floor = asyncio.Lock()
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
-        self._running: dict[str, str] = {}
         self._last_signal = float("-inf")
         self._has_started = False  # the client's session, once
 
-    async def run(self, view: View, session_id: str | None, text: str | None) -> int:
+    async def run(self, view: Plain, session_id: str | None, text: str | None) -> int:
         """Send one text, or each line until the end of the input; return the exit code."""
         self._view = view
         self._client = self._make(session_id)
@@ -87,7 +78,7 @@ class TerminalChat:
         return talking.result()
 
     def signalled(self) -> None:
-        """Handle Esc and Ctrl-C: interrupt the turn. Without a turn, or pressed twice, exit."""
+        """Handle Ctrl-C: interrupt the turn. Without a turn, or pressed twice, exit."""
         now = time.monotonic()
         repeated = now - self._last_signal <= LEAVE_WITHIN_S
         self._last_signal = now
@@ -146,14 +137,12 @@ class TerminalChat:
     async def _start(self, client: Client) -> None:
         self._has_started = False
         self._listen(client)
-        self._view.status(connection="connecting", session=client.session_id, model="", state="")
         self._show_started(await client.start())
 
     def _show_started(self, started: server.SessionStarted) -> None:
         self._has_started = True
         for tool in started.rejected_tools or ():
             self._view.error(f"The server rejects the tool {tool.name}: {tool.reason}")
-        self._view.status(connection="connected", model=started.model or "", state="idle")
 
     async def _handle(self, line: str) -> bool:
         command, client = line.lstrip().startswith("/"), self._client
@@ -195,53 +184,16 @@ class TerminalChat:
     async def _change(self, client: Client) -> None:
         previous, self._client = self._client, client
         await previous.close()
-        self._view.working(None)
         try:
             await self._start(client)
         except ClientError as error:
             if client is not self._client:  # another session was chosen meanwhile
                 return
-            self._view.status(connection="not connected")
             client.keep_trying(error)
             self._view.error(str(error))
             self._view.note("The session begins once the server is back.")
-            self._view.status(connection="reconnecting")
         else:
             self._view.line(f"Session {client.session_id}.")
-
-    async def _approve(
-        self, approval: Approval, notify_shown: Callable[[], Awaitable[None]]
-    ) -> ApprovalDecision | None:
-        view = self._view
-        if isinstance(view, Plain):
-            return None
-        # One question at a time: a key typed for one must not answer the other.
-        async with self._floor:
-            view.draw(cards.card(approval))
-            await notify_shown()
-            with view.question("y/n/a/s/e> ") as answers:
-                while True:
-                    line = await answers()
-                    decision = cards.decide(line, approval)
-                    if isinstance(decision, ApprovalDecision):
-                        return decision
-                    if decision == "words":
-                        self._spawn(self._handle(line))
-                    elif decision == "edit" and (arguments := await self._edit(view, approval)) is not None:
-                        return edit(arguments)
-                    else:
-                        view.line(cards.keys(approval))
-
-    async def _edit(self, view: Screen, approval: Approval) -> dict[str, Any] | None:
-        text = as_json(approval.arguments)
-        while text.strip():
-            with view.question("arguments> ", text) as answers:
-                text = await answers()
-            try:
-                return cards.read_arguments(text)
-            except ValueError as error:
-                view.error(f"The arguments are not a JSON object ({error}). Correct them, or clear the line.")
-        return None
 
     def _listen(self, client: Client) -> None:
         view = self._view
@@ -255,8 +207,6 @@ class TerminalChat:
         for kind in (Lost, TryFailed, Reconnected, GaveUp):
             client.on(kind, self._connection)
         client.on_speak(self._speak)
-        if self._cards and view.interactive:
-            client.on_approval(self._approve)
 
     def _event(self, event: Event) -> None:
         self._view.event(event.TYPE, event.payload if isinstance(event, UnknownEvent) else event)
@@ -265,26 +215,14 @@ class TerminalChat:
             self._leave(DONE)
 
     def _show_call(self, call: server.ToolCallEvent) -> None:
-        state = state_of(call)
-        if state is not None:
-            self._view.status(state=state)
-        if state == "idle":
+        if state_of(call) == "idle":
             self._idle.set()
-        if state in ("thinking", "idle"):
-            self._running.clear()
-            self._view.working(None)
-        if state == "thinking":
-            self._view.working(state)
-        elif not server.is_ui_call(call.name):
+        if not server.is_ui_call(call.name):
             self._view.note(f"[tool] {call.name} {call.arguments[:MAX_ARGUMENTS]}")
 
     def _show_activity(self, activity: server.ToolActivity) -> None:
-        if activity.status == "started":
-            self._running[activity.call_id] = activity.name
-        else:
-            self._running.pop(activity.call_id, None)
+        if activity.status != "started":
             self._view.note(f"· {activity.display or activity.name}")
-        self._view.working(", ".join(self._running.values()) or "thinking")
 
     def _show_resolved(self, resolved: server.ApprovalResolved) -> None:
         reason = f": {escape(resolved.message)}" if resolved.message else ""
@@ -294,14 +232,13 @@ class TerminalChat:
         view = self._view
         error = None if isinstance(event, Reconnected) else str(event.error)
         view.event(event.TYPE, {"error": error} if error else {})
-        view.status(connection="reconnecting" if error else "connected")
         match event:
             case Lost():
                 view.error(str(error))
             case TryFailed(number):
                 view.error(f"Try {number}: {error}")
             case Reconnected(started):
-                view.connection("Connected again.")
+                view.error("Connected again.")
                 if not self._has_started:
                     self._show_started(started)
             case GaveUp():

@@ -1,9 +1,10 @@
-"""Plain input and output, without an editor: lines from a pipe or a file, and text or JSON."""
+"""The input and the output of ``talk``: lines of a terminal, a pipe or a file, and text or JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import re
 import threading
 import unicodedata
 from collections.abc import Iterator
@@ -61,12 +62,19 @@ class StdinReader:
 class Plain:
     """Answers as lines on ``out``, errors on ``err``; with ``json`` only events, one JSON object a line.
 
-    It has the methods of `Screen`; progress is not written.
+    ``interactive``: a person types, also while an answer is written.
     """
 
-    interactive = False
-
-    def __init__(self, lines: StdinReader, out: TextIO, err: TextIO, *, json: bool = False) -> None:
+    def __init__(
+        self,
+        lines: StdinReader,
+        out: TextIO,
+        err: TextIO,
+        *,
+        json: bool = False,
+        interactive: bool = False,
+    ) -> None:
+        self.interactive = interactive
         self.next = lines.next
         self._out = out
         self._err = err
@@ -84,9 +92,13 @@ class Plain:
         self._last = text
         self.line(text)
 
+    def partial(self, text: str) -> None:
+        """Keep the beginning of an answer, whose sentences may be spoken before the answer is written."""
+        self._last = text
+
     def speech(self, text: str) -> None:
         """Write a speech that is not part of the answer."""
-        if " ".join(text.split()) in " ".join(self._last.split()):
+        if _words(text) in _words(self._last):
             return
         utf8 = (self._out.encoding or "utf-8").lower().replace("-", "") == "utf8"
         self.line(f"{'🔊' if utf8 else '[speaks]'} {text}")
@@ -101,16 +113,8 @@ class Plain:
     def error(self, text: str) -> None:
         self._write(self._err, " ".join(clean(text).split()))
 
-    connection = error
-
     def cut(self) -> None:
         self.line("[interrupted]")
-
-    def partial(self, text: str) -> None: ...
-
-    def working(self, label: str | None) -> None: ...
-
-    def status(self, **parts: str) -> None: ...
 
     def _write(self, stream: TextIO, text: str) -> None:
         encoding = stream.encoding or "utf-8"
@@ -120,6 +124,10 @@ class Plain:
             stream.flush()
         except BrokenPipeError:
             self.is_closed = True
+
+
+def _words(text: str) -> str:
+    return " ".join(["", *re.findall(r"\w+", text), ""])  # without markdown, which is not spoken
 
 
 def clean(text: str) -> str:

@@ -17,12 +17,11 @@ from conductor.commands.banner import server_address
 from conductor.errors import SettingsError
 from conductor.rehearse.script import Answers, Tool, load_tools
 from conductor.settings import load_settings
-from conductor.talk.chat import COMMANDS, TerminalChat
+from conductor.talk.chat import TerminalChat
 from conductor.talk.plain import Plain, StdinReader
 
 # Tries within about half a minute.
 RECONNECT = Reconnect(tries=6)
-NO_EDITOR = "For an editor, cards and colours: pip install 'conductor-voice[talk]'."
 
 
 async def talk(
@@ -31,7 +30,6 @@ async def talk(
     *,
     token: str | None = None,
     session_id: str | None = None,
-    voice_approvals: bool = False,
     json: bool = False,
     tools: Sequence[Tool] = (),
     reconnect: Reconnect = RECONNECT,
@@ -41,11 +39,11 @@ async def talk(
 ) -> int:
     """Talk to a server from the terminal: send ``text``, or each line of the input.
 
-    ``tools`` are those of the device, with their answers. At a terminal there are an editor and cards.
-    Otherwise answers go to ``stdout``, errors and the state of the connection to ``stderr``, and approval
-    requests are spoken, as with ``voice_approvals``: the next line answers. ``json`` writes the server's
-    events instead, one a line. Returns the exit code: 0; 1 if a turn failed (an ``error`` event, or no
-    answer); 2 without a connection; 130 if Ctrl-C ended the single text.
+    ``tools`` are the device's, with their answers. Answers go to ``stdout``, errors and the state of the
+    connection to ``stderr``. Approval requests are spoken: the next line answers. At a terminal a line
+    interrupts a running answer. ``json`` writes the server's events instead, one a line. Returns the exit
+    code: 0; 1 if a turn failed (an ``error`` event, or no answer); 2 without a connection; 130 if Ctrl-C
+    ended the single text.
     """
     answers = Answers()
 
@@ -60,20 +58,10 @@ async def talk(
         )
 
     stdin, stdout, stderr = stdin or sys.stdin, stdout or sys.stdout, stderr or sys.stderr
-    chat = TerminalChat(make, cards=not voice_approvals)
-    plain = Plain(StdinReader(stdin), stdout, stderr, json=json)
+    chat = TerminalChat(make)
+    interactive = stdin.isatty() and stdout.isatty() and not json
+    plain = Plain(StdinReader(stdin), stdout, stderr, json=json, interactive=interactive)
     with _on_ctrl_c(chat.signalled):
-        if stdin.isatty() and stdout.isatty() and not json:
-            try:
-                from prompt_toolkit.utils import is_dumb_terminal
-
-                from conductor.talk.screen import Screen
-            except ImportError:
-                plain.error(NO_EDITOR)
-            else:
-                if not is_dumb_terminal():
-                    async with Screen(stdin, stdout, COMMANDS, chat.signalled) as screen:
-                        return await chat.run(screen, session_id, text)
         return await chat.run(plain, session_id, text)
 
 
@@ -108,7 +96,6 @@ def run(options: argparse.Namespace) -> int:
             " ".join(options.text).encode(errors="replace").decode() or None,
             token=options.token,
             session_id=options.session,
-            voice_approvals=options.voice_approvals,
             json=options.json,
             tools=load_tools(options.tools) if options.tools else (),
             stdin=options.script,

@@ -81,7 +81,7 @@ def pinned(lock: str) -> dict[str, str]:
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
-def test_a_start_installs_no_extra_but_the_terminals() -> None:
+def test_a_start_installs_no_extra() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
     def names(requirements: list[str]) -> set[str]:
@@ -89,7 +89,7 @@ def test_a_start_installs_no_extra_but_the_terminals() -> None:
 
     extras = {name: names(of_it) for name, of_it in project["optional-dependencies"].items()}
     runtime, asked, dev = pinned("runtime"), pinned("extras"), pinned("dev")
-    assert names(project["dependencies"]) | extras["talk"] <= runtime.keys()
+    assert names(project["dependencies"]) <= runtime.keys()
     wanted = {name for extra in ("redis", "postgres", "mcp", "knowledge") for name in extras[extra]}
     assert not wanted & runtime.keys() and wanted | runtime.keys() <= asked.keys()
     assert runtime.items() <= asked.items() and asked.items() <= dev.items()

@@ -23,13 +23,10 @@ from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, Script, Scripte
 
 
 async def talked(
-    *scripts: Script, text: str | None = "hello", stdin: str = "", terminal: bool = False, **options: Any
+    *scripts: Script, text: str | None = "hello", stdin: str = "", **options: Any
 ) -> tuple[int, str, list[str], list[Json]]:
     """Run `talk` on these connections; return the exit code, the output, the errors and the events."""
     lines, out, err = io.StringIO(stdin), io.StringIO(), io.StringIO()
-    if terminal:
-        for stream in (lines, out):
-            setattr(stream, "isatty", lambda: True)  # noqa: B010 -- mypy knows it as a method
     async with scripted_server(*scripts) as server, asyncio.timeout(LIMIT_S):
         reconnect = Reconnect(first_s=0, most_s=0, tries=1)
         options = {"url": server.url, "reconnect": reconnect, **options}
@@ -139,8 +136,7 @@ def test_a_file_without_tools_is_an_error(conductor: Main, tmp_path: Path) -> No
     assert (code, err) == (2, "conductor: tools.json: tools.1.name is missing.\n")
 
 
-@pytest.mark.parametrize("options", [{}, {"voice_approvals": True}], ids=["pipe", "asked for"])
-async def test_without_cards_the_next_line_answers_the_spoken_question(options: dict[str, Any]) -> None:
+async def test_the_next_line_answers_the_spoken_question() -> None:
     async def script(peer: Peer) -> None:
         assert "approval" not in (await start(peer))["capabilities"]
         await peer.begin()
@@ -151,7 +147,7 @@ async def test_without_cards_the_next_line_answers_the_spoken_question(options: 
         assert await peer.begin() == "yes"
         await peer.answer("Deleted.")
 
-    code, out, *_ = await talked(script, text=None, stdin="delete it\nyes\n", **options)
+    code, out, *_ = await talked(script, text=None, stdin="delete it\nyes\n")
     assert (code, out.splitlines()) == (0, ["🔊 May I?", "Deleted."])
 
 
@@ -204,12 +200,6 @@ async def test_json_writes_only_events() -> None:
     order = ("client.lost", "client.reconnected", "assistant.speech.final")
     assert sorted(order, key=kinds.index) == list(order)
     assert "callId" in next(event["payload"] for event in events if event["type"] == "tool.call")
-
-
-async def test_without_the_extra_the_terminal_is_plain_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "conductor.talk.screen", None)
-    code, out, (error,), _ = await talked(text=None, stdin="hello\n", terminal=True)
-    assert (code, out) == (0, "You said: hello\n") and "conductor-voice[talk]" in error
 
 
 async def test_control_characters_are_removed() -> None:
