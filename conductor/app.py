@@ -89,11 +89,8 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
 
 
 def _make_budget(settings: Settings, store: SessionLog) -> DailyBudget | None:
-    person = Amount(settings.daily_token_budget, settings.daily_cost_budget)
-    tenant = Amount(settings.tenant_daily_token_budget, settings.tenant_daily_cost_budget)
-    if person == tenant == Amount():
-        return None
-    return DailyBudget(person, tenant, SubjectRecords(store, "$spent"))
+    limit = Amount(settings.daily_token_budget, settings.daily_cost_budget)
+    return None if limit == Amount() else DailyBudget(limit, SubjectRecords(store, "$spent"))
 
 
 def make_authenticator(settings: Settings, store: SessionLog) -> Authenticators:

@@ -83,7 +83,7 @@ class ModelError(ConductorError):
 
 
 class BudgetSpent(ConductorError):
-    """A person or a tenant has used up the budget of today (``DAILY_TOKEN_BUDGET`` and others)."""
+    """A person has used up the budget of today (``DAILY_TOKEN_BUDGET`` and others)."""
 
     code: ErrorCode = "rate_limited"
 

@@ -1,4 +1,4 @@
-"""Token buckets, the queue of expensive work, tenants, client addresses and origins, without I/O."""
+"""Token buckets, the queue of expensive work, client addresses and origins, without I/O."""
 
 from __future__ import annotations
 
@@ -108,12 +108,6 @@ class Admission:
         """Wait to be admitted."""
         async with self._semaphore:
             await asyncio.sleep(0)
-
-
-def tenant_of(subject: str) -> str:
-    """Give the tenant of a person; empty for one without, such as the person of a static token."""
-    parts = subject.split("-")
-    return f"tenant-{parts[1]}" if len(parts) == 3 and subject.startswith(PERSON) else ""
 
 
 def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:

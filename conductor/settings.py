@@ -97,7 +97,6 @@ class Limits:
     send_timeout: float = 10.0  # a client that does not read for this long is cut
     turns_per_minute: float = 30.0
     subject_turns_per_minute: float = 120.0  # of a person
-    tenant_turns_per_minute: float = 1_000_000.0
     frames_per_second: float = 50.0  # the shipped app stays below 20
     frames_burst: float = 200.0  # a phone that reconnects sends up to 128 queued events
     frames_in_a_row: float = 20.0  # further events of a burst alternate with other connections
@@ -114,11 +113,9 @@ class Limits:
     max_connections: int = 10_000
     max_handshakes: int = 1_000  # incomplete; over this the oldest is cut
     max_connections_per_subject: int = 200  # the shipped app has a socket for every saved chat
-    max_connections_per_tenant: int = 1_000_000
     max_connections_per_address: int = 200  # counted only with TRUSTED_PROXIES
     max_sessions: int = 20_000  # over this, sessions without a connection end early
     max_sessions_per_subject: int = 200  # as for max_sessions
-    max_sessions_per_tenant: int = 1_000_000
     ping_interval: float = 20.0  # clients rely on one every 15-20 s
     store_retry: float = 0.5  # between two attempts to bind, or to record an apology, without the store
     failed_turn_retry: float = 5.0  # notices wait after a turn that failed in the store or in the server
@@ -177,17 +174,12 @@ class Settings(BaseSettings):
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120
-    tenant_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     daily_token_budget: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
     daily_cost_budget: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0
-    tenant_daily_token_budget: Annotated[int, Field(ge=0, le=1_000_000_000_000)] = 0
-    tenant_daily_cost_budget: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0
     max_sessions_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    max_sessions_per_tenant: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     max_kept_sessions_per_subject: Annotated[int, Field(ge=1, le=1_000_000_000)] = 2_000
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     max_connections_per_subject: Annotated[int, Field(ge=1, le=1_000_000)] = 200
-    max_connections_per_tenant: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     max_connections_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 200
     trusted_proxies: _List = ()
     interruption_mode: Annotated[Literal["cancel", "queue"], _LOWER] = "cancel"
@@ -356,14 +348,11 @@ class Settings(BaseSettings):
             turn_timeout=self.turn_timeout_ms / 1000,
             turns_per_minute=self.session_rate_limit_per_min,
             subject_turns_per_minute=self.subject_turns_per_min,
-            tenant_turns_per_minute=self.tenant_turns_per_min,
             max_sessions_per_subject=self.max_sessions_per_subject,
-            max_sessions_per_tenant=self.max_sessions_per_tenant,
             calls_per_minute=max(Limits().calls_per_minute, 2 * self.session_rate_limit_per_min),
             max_connections=self.max_connections,
             max_handshakes=min(Limits().max_handshakes, max(self.max_connections // 5, 16)),
             max_connections_per_subject=self.max_connections_per_subject,
-            max_connections_per_tenant=self.max_connections_per_tenant,
             max_connections_per_address=self.max_connections_per_address,
             max_sessions=max(Limits().max_sessions, 2 * self.max_connections),
             partial_interval=self.partial_interval_ms / 1000,

@@ -20,7 +20,7 @@ from conductor.models.base import Finished, ModelProvider
 from conductor.models.budget import BudgetedProvider, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
-from conductor.rate_limit import ANONYMOUS, Admission, SharedRate, TokenBucket, tenant_of
+from conductor.rate_limit import ANONYMOUS, Admission, SharedRate, TokenBucket
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog
@@ -178,7 +178,7 @@ class Services:
     turn waits long for a tool or the model.
     ``summarize_history``: the model summarises the dropped part of a history.
     ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
-    ``turn_rates`` and ``budget`` limit turns and the model's use by person and tenant; a rate is kept by the
+    ``turn_rates`` and ``budget`` limit turns and the model's use by person; a rate is kept by the
     sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: which clients
     may read the tools and the prompt of their session.
     """
@@ -219,20 +219,14 @@ class Services:
         return Rules(self.limits, cancels, self.failures, self.history_tokens, self.window_tokens)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
-        """Make the rate limit of a session's turns, shared with those of its person and its tenant."""
+        """Make the rate limit of a session's turns, shared with the other sessions of its person."""
         limits = self.limits
         own = TokenBucket(limits.turns_per_minute / 60, limits.turns_per_minute, now)
         # Without tokens all people have one subject: a subject's limit would be the server's.
         if subject == ANONYMOUS:
             return SharedRate(own)
-        shared = {subject: limits.subject_turns_per_minute}
-        if tenant := tenant_of(subject):
-            shared[tenant] = limits.tenant_turns_per_minute
-        buckets = (
-            self.turn_rates.setdefault(name, TokenBucket(most / 60, most, now))
-            for name, most in shared.items()
-        )
-        return SharedRate(own, *buckets)
+        most = limits.subject_turns_per_minute
+        return SharedRate(own, self.turn_rates.setdefault(subject, TokenBucket(most / 60, most, now)))
 
     @property
     def choices(self) -> list[str]:
@@ -263,5 +257,5 @@ class Services:
         return self.provider.context_window if isinstance(self.provider, ModelRouter) else None
 
     def provider_for(self, subject: str) -> ModelProvider:
-        """Return the model, within the budget of the person and of the tenant if one is set."""
+        """Return the model, within the budget of the person if one is set."""
         return self.provider if self.budget is None else BudgetedProvider(self.provider, self.budget, subject)

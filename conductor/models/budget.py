@@ -1,4 +1,4 @@
-"""Daily budgets of people and tenants, and a model provider within them."""
+"""Daily budgets of people, and a model provider within them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from conductor.models.base import (
     warm,
 )
 from conductor.models.router import ModelRouter
-from conductor.rate_limit import tenant_of
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +37,7 @@ _MAX_READ = 1_000
 
 
 class Records(Protocol):
-    """The records of people and tenants, as `conductor.conversation.ledger.SubjectRecords`."""
+    """The records of people, as `conductor.conversation.ledger.SubjectRecords`."""
 
     def get(self, subject: str, name: str) -> str: ...
 
@@ -77,7 +76,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class DailyBudget:
-    """Limits the use of each ``person`` and each ``tenant`` in a day, which starts at midnight UTC.
+    """Limits the use of each person in a day, which starts at midnight UTC.
 
     Amounts count at the end of a reply; while it runs, its estimate does, so that replies at once share what
     is left. The last reply may exceed a limit. ``records`` keep the amounts across processes and restarts:
@@ -86,14 +85,12 @@ class DailyBudget:
 
     def __init__(
         self,
-        person: Amount,
-        tenant: Amount,
+        limit: Amount,
         records: Records,
         now: Callable[[], float] = time.time,
         write_s: float = WRITE_S,
     ) -> None:
-        self._person = person
-        self._tenant = tenant
+        self._limit = limit
         self._records = records
         self._now = now
         self._write_s = write_s
@@ -106,55 +103,50 @@ class DailyBudget:
         self._writing = asyncio.Lock()
 
     async def is_spent(self, subject: str) -> bool:
-        """Tell whether the person or the tenant has used up today's budget, with the replies that run."""
-        limits = self._limits(subject)
-        for name, _ in limits:
-            await self._read(name)
+        """Return whether the person has used up today's budget, with the replies that run."""
+        await self._read(subject)
         # Without a wait from here on: the caller may begin a reply at once.
-        return any(self._spent(name).reaches(limit) for name, limit in limits)
+        return self._spent(subject).reaches(self._limit)
 
-    async def _read(self, name: str) -> None:
+    async def _read(self, subject: str) -> None:
         # A clock that is set back makes the age negative.
-        if 0.0 <= self._now() - self._read_at.get(name, float("-inf")) < self._write_s:
+        if 0.0 <= self._now() - self._read_at.get(subject, float("-inf")) < self._write_s:
             return
         if len(self._read_at) >= _MAX_READ:
             for read in self._read_at:
                 self._records.forget(read)
             self._read_at.clear()
         with suppress(StoreError):  # the turn itself reports a store that is away
-            await self._records.load(name)
-            self._read_at[name] = self._now()
-        if _decode(self._records.get(name, _FIELD)).day > self._today + 1:
-            self._add(name, Amount(day=self._today))  # to write the right day
+            await self._records.load(subject)
+            self._read_at[subject] = self._now()
+        if _decode(self._records.get(subject, _FIELD)).day > self._today + 1:
+            self._add(subject, Amount(day=self._today))  # to write the right day
 
-    def _spent(self, name: str) -> Amount:
+    def _spent(self, subject: str) -> Amount:
         # A clock that is set back must not reset the budget: the later day counts.
         spent, nothing = Amount(day=self._today), Amount()
-        written, unwritten = self._written.get(name, nothing), self._unwritten.get(name, nothing)
-        for amount in (_decode(self._records.get(name, _FIELD)), written, unwritten):
+        written, unwritten = self._written.get(subject, nothing), self._unwritten.get(subject, nothing)
+        for amount in (_decode(self._records.get(subject, _FIELD)), written, unwritten):
             spent = spent.plus(amount, self._today)
-        for estimate in self._running.get(name, ()):
+        for estimate in self._running.get(subject, ()):
             spent = Amount(spent.tokens + estimate.tokens, spent.cost + estimate.cost, spent.day)
         return spent
 
     def spend(self, subject: str, tokens: int, cost: float) -> None:
         """Count the use of a reply."""
-        for name, _ in self._limits(subject):
-            self._add(name, Amount(tokens, cost, self._today))
+        self._add(subject, Amount(tokens, cost, self._today))
 
     @contextmanager
     def running(self, subject: str, tokens: int, cost: float) -> Iterator[None]:
         """Count the estimate of a reply during the block."""
-        estimate, names = Amount(tokens, cost), [name for name, _ in self._limits(subject)]
-        for name in names:
-            self._running.setdefault(name, []).append(estimate)
+        estimate = Amount(tokens, cost)
+        self._running.setdefault(subject, []).append(estimate)
         try:
             yield
         finally:
-            for name in names:
-                self._running[name].remove(estimate)
-                if not self._running[name]:
-                    del self._running[name]
+            self._running[subject].remove(estimate)
+            if not self._running[subject]:
+                del self._running[subject]
 
     async def forget(self, subject: str) -> None:
         """Write nothing more of what a person has used, because the person is deleted."""
@@ -172,12 +164,8 @@ class DailyBudget:
     def _today(self) -> int:
         return int(self._now() // DAY_S)
 
-    def _limits(self, subject: str) -> list[tuple[str, Amount]]:
-        limits = ((subject, self._person), (tenant_of(subject), self._tenant))
-        return [(name, limit) for name, limit in limits if name and limit != Amount()]
-
-    def _add(self, name: str, amount: Amount) -> None:
-        self._unwritten[name] = self._unwritten.get(name, Amount()).plus(amount, self._today)
+    def _add(self, subject: str, amount: Amount) -> None:
+        self._unwritten[subject] = self._unwritten.get(subject, Amount()).plus(amount, self._today)
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())
 
@@ -185,23 +173,23 @@ class DailyBudget:
         while self._unwritten:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), self._write_s)
-            for name in list(self._unwritten):
+            for subject in list(self._unwritten):
                 async with self._writing:
-                    await self._write_one(name)
+                    await self._write_one(subject)
             if self._closing.is_set():
                 return
 
-    async def _write_one(self, name: str) -> None:
-        if name not in self._unwritten:  # the person was deleted
+    async def _write_one(self, subject: str) -> None:
+        if subject not in self._unwritten:  # the person was deleted
             return
-        amount = self._written[name] = self._unwritten.pop(name)
+        amount = self._written[subject] = self._unwritten.pop(subject)
         try:
-            await self._records.update(name, _FIELD, partial(_added, amount, self._today))
+            await self._records.update(subject, _FIELD, partial(_added, amount, self._today))
         except StoreError as error:
             log.warning("spent budget not recorded", error=type(error).__name__)
-            self._add(name, amount)
+            self._add(subject, amount)
         finally:
-            del self._written[name]
+            del self._written[subject]
 
 
 def _decode(text: str) -> Amount:

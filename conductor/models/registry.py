@@ -21,11 +21,9 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     setting = "MODEL_PROVIDER" if profile.file is None else profile.label("provider")
     plugin = choose(MODELS, profile.provider, setting, [TEXT])
     provider: ModelProvider = plugin.make(ModelProvider, profile, settings)
-    limits = ("daily_cost_budget", "tenant_daily_cost_budget")
-    limit = next((name.upper() for name in limits if getattr(settings, name)), None)
-    if limit is not None and prices_of(profile, provider) is None:
+    if settings.daily_cost_budget and prices_of(profile, provider) is None:
         raise SettingsError(
-            f"{limit} needs prices, and {profile.heading} has none: set prices in models.toml, "
+            f"DAILY_COST_BUDGET needs prices, and {profile.heading} has none: set prices in models.toml, "
             "prices = {} for a model that costs nothing."
         )
     return provider

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed, tenant_of
+from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
 from conductor.server.auth import Authenticator, Handshake, Principal
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits
@@ -59,7 +59,7 @@ class Refusal:
 
 
 class Access:
-    """Admits upgrades, and counts the connections in total, by person, tenant and address.
+    """Admits upgrades, and counts the connections in total, by person and address.
 
     ``origins`` are web pages that may connect; the X-Forwarded-For of ``proxies`` is trusted.
     """
@@ -119,14 +119,13 @@ class Access:
     def enter(self, client: Client) -> None:
         """Count a connection."""
         self.connections += 1
-        self._people.update((client.subject, tenant_of(client.subject)))
+        self._people[client.subject] += 1
         self._addresses[client.address] += 1
 
     def leave(self, client: Client) -> None:
         """Stop counting a connection."""
         self.connections -= 1
-        people = [(self._people, name) for name in (client.subject, tenant_of(client.subject))]
-        for counter, name in (*people, (self._addresses, client.address)):
+        for counter, name in ((self._people, client.subject), (self._addresses, client.address)):
             counter[name] -= 1
             # A counter keeps names at zero: strangers' addresses would fill memory.
             if not counter[name]:
@@ -180,13 +179,12 @@ class Access:
         return full or client
 
     def _full(self, client: Client) -> Refusal | None:
-        limits, tenant = self._limits, tenant_of(client.subject)
+        limits = self._limits
         if self.connections >= limits.max_connections:
             return Refusal(http.HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections.", "MAX_CONNECTIONS")
         bounds = [
             # Anonymous clients are many people.
             ("of this person", "SUBJECT", self._people[client.subject], client.subject != ANONYMOUS),
-            ("of this tenant", "TENANT", self._people[tenant], bool(tenant)),
             ("from this address", "ADDRESS", self._addresses[client.address], bool(client.address)),
         ]
         for source, name, count, applies in bounds:

@@ -17,15 +17,10 @@ from conductor.server.refusals import Refusals
 ONE_TIME = "one_time"
 
 
-def person_id(tenant: str, name: str) -> str:
-    """Name a person of a tenant, such as an issuer: the id is in logs, and a name may be a mail address.
-
-    `conductor.rate_limit.tenant_of` gives the tenant of the id.
-    """
-    digests = [
-        hashlib.sha256(text.encode(errors="replace")).hexdigest() for text in (tenant, f"{tenant}\n{name}")
-    ]
-    return f"{PERSON}{digests[0][:12]}-{digests[1][:24]}"
+def person_id(issuer: str, name: str) -> str:
+    """Return the id of the person whom an issuer names: it is in logs, and a name may be a mail address."""
+    digest = hashlib.sha256(f"{issuer}\n{name}".encode(errors="replace")).hexdigest()
+    return f"{PERSON}{digest[:24]}"
 
 
 Role: TypeAlias = Literal["app", "program", "any"]

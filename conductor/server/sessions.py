@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from conductor.conversation.session import Session
 from conductor.conversation.state import Conversation
 from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
-from conductor.rate_limit import ANONYMOUS, STILL_S, tenant_of
+from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
@@ -139,7 +138,6 @@ class SessionRegistry:
         # Both in the order of last use, for eviction: `unbind` moves a session to the end.
         self._bindings: dict[SessionKey, _Binding] = {}
         self._subjects: dict[str, dict[SessionKey, _Binding]] = {}
-        self._tenants: Counter[str] = Counter()
         self._closing: set[asyncio.Task[None]] = set()
         self.ownership_verified = asyncio.Event()
         self.ownership_verified.set()
@@ -336,7 +334,6 @@ class SessionRegistry:
         if self._verifying is not None:
             self._verifying.cancel()
         bindings, self._bindings, self._subjects = self._bindings, {}, {}
-        self._tenants.clear()
         for binding in bindings.values():
             if binding.timer is not None:
                 binding.timer.cancel()
@@ -348,7 +345,6 @@ class SessionRegistry:
     def _put(self, key: SessionKey, binding: _Binding) -> None:
         self._bindings[key] = binding
         self._subjects.setdefault(key.subject, {})[key] = binding
-        self._tenants[tenant_of(key.subject)] += 1
 
     def _remove(self, key: SessionKey) -> None:
         del self._bindings[key]
@@ -358,22 +354,12 @@ class SessionRegistry:
             del self._subjects[key.subject]
             if self._services.subject_records is not None:
                 self._services.subject_records.forget(key.subject)
-        tenant = tenant_of(key.subject)
-        self._tenants[tenant] -= 1
-        if not self._tenants[tenant]:
-            del self._tenants[tenant]
 
     def _make_room(self, subject: str) -> None:
         limits, own = self._services.limits, self._subjects.get(subject, {})
         # Without tokens, all clients share one subject, so only the server's limit applies.
-        tenant = tenant_of(subject)
         if subject != ANONYMOUS and len(own) >= limits.max_sessions_per_subject:
             self._evict(own, subject, "This person has too many sessions in use.")
-        elif tenant and self._tenants[tenant] >= limits.max_sessions_per_tenant:
-            of_tenant = {
-                k: binding for k, binding in self._bindings.items() if tenant_of(k.subject) == tenant
-            }
-            self._evict(of_tenant, tenant, "This tenant has too many sessions in use.")
         elif len(self._bindings) >= limits.max_sessions:
             self._evict(self._bindings, "all", "The server has too many sessions in use.")
 

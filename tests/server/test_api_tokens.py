@@ -25,13 +25,13 @@ from tests.services.redis_server import RedisServer
 
 HELLO = [TextDelta("Good morning.")]
 BOTH: dict[str, Any] = {"auth": ("one_time", "tokens"), "auth_tokens": ("a-token-of-a-client",)}
-ANNA = {"tenant": "https://id.example", "id": "anna"}
+ANNA = {"issuer": "https://id.example", "id": "anna"}
 
 
 async def token_of(served: Backend, **body: Any) -> str:
     names = {**ANNA, **body}
     answer = await served.ask("POST", "/v1/tokens", names, key="admin")
-    assert answer.status == 200 and answer.body["person"] == person_id(names["tenant"], names["id"])
+    assert answer.status == 200 and answer.body["person"] == person_id(names["issuer"], names["id"])
     return str(answer.body["token"])
 
 
@@ -45,7 +45,7 @@ async def test_a_token_connects_its_person_once() -> None:
         async with served.phone(headers={"Authorization": f"Bearer {token}"}) as phone:
             await phone.ask("Hello.")
             (session,) = (await served.ask("GET", "/v1/sessions")).body["sessions"]
-            named = (await served.ask("GET", "/v1/people?tenant=https://id.example&id=anna")).body
+            named = (await served.ask("GET", "/v1/people?issuer=https://id.example&id=anna")).body
             assert session["person"] == named["person"]
         with pytest.raises(InvalidStatus):
             await served.phone(headers={"Authorization": f"Bearer {token}"}).open()
@@ -140,8 +140,8 @@ async def test_a_server_may_admit_by_one_time_tokens_only() -> None:
 
 
 async def test_a_refusal_for_another_reason_does_not_use_the_token_up() -> None:
-    async with backend(limits={"max_connections_per_tenant": 1}, **BOTH) as served:
-        tokens = [await token_of(served, id=name) for name in ("anna", "bob")]
+    async with backend(limits={"max_connections_per_subject": 1}, **BOTH) as served:
+        tokens = [await token_of(served) for _ in range(2)]
         async with served.phone(headers={"Authorization": f"Bearer {tokens[0]}"}):
             assert await connect(served, tokens[1]) == 429
             origin = upgrade("/ws", bearer(tokens[1]), "Connection: Upgrade", "Origin: https://evil.example")

@@ -23,7 +23,7 @@ from websockets.datastructures import Headers
 from conductor.entry_points import AUTH, choose
 from conductor.errors import SettingsError
 from conductor.plugins.auth.jwt import LEEWAY_S, MAX_AGE_S, REFRESH_S, REREAD_S, RETRY_S, JwtAuthenticator
-from conductor.server.auth import Authenticator, Handshake, person_id
+from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import load_settings
 from tests.contract.auth import AuthContract
 from tests.models import AnthropicService
@@ -267,14 +267,6 @@ async def test_a_single_key_needs_no_name(provider: Provider, authenticator: Jwt
     assert await authenticator.authenticate(handshake(token("ES256", headers={}))) is not None
     assert await authenticator.authenticate(handshake(token(headers={}))) is None
     assert provider.reads == 2
-
-
-async def test_the_tenant_is_the_issuer_or_a_claim(provider: Provider) -> None:
-    by_claim = JwtAuthenticator(ISSUER, AUDIENCE, provider.read, tenant="org")
-    person = await by_claim.authenticate(handshake(token(org="shop")))
-    assert person is not None and person.id == person_id("shop", "ada")
-    assert await by_claim.authenticate(handshake(token())) is None
-    assert await by_claim.authenticate(handshake(token(org=7))) is None
 
 
 async def test_the_keys_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

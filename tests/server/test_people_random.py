@@ -1,4 +1,4 @@
-"""People of two tenants act at random on one server, with signed tokens: nothing of one reaches another."""
+"""People act at random on one server, with signed tokens: nothing of one reaches another."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.server.test_jwt import AUDIENCE, ISSUER, jwks, token
 from tests.server.wires import WAIT
 from tests.shapes import Event
 
-PEOPLE = (("shop", "ada"), ("shop", "bob"), ("bank", "ada"))
-PERSON_TOKENS, TENANT_TOKENS, REPLY_TOKENS = 240, 420, 10
+PEOPLE = ("ada", "bob", "eve")
+PERSON_TOKENS, REPLY_TOKENS = 240, 10
 ACTIONS = 60
 CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "remember": ("remember", ("text",)),
@@ -59,10 +59,9 @@ class World:
         """Answer, make the call that the words ask for, and look for secrets of others."""
         words = next(m.text for m in reversed(request.messages) if isinstance(m, UserMessage))
         owner, verb, secret = words.split(" ", 2)
-        secrets = re.findall(r"secret of (\w+/\w+)", f"{request.system}{request.messages}")
+        secrets = re.findall(r"secret of (\w+)", f"{request.system}{request.messages}")
         self.leaks += [f"{owner} sees {other}" for other in secrets if other != owner]
-        for name in (owner, owner.split("/")[0]):
-            self.spent[name] += REPLY_TOKENS
+        self.spent[owner] += REPLY_TOKENS
         usage, last = Usage(REPLY_TOKENS), request.messages[-1]
         if isinstance(last, ToolResult):
             self.own[verb] += f"secret of {owner}" in last.content
@@ -76,13 +75,13 @@ class World:
             return [ToolCall("c", tool, msgspec.json.encode(arguments).decode()), Finished("tool_use", usage)]
         return [TextDelta("Yes."), Finished("end_turn", usage)]
 
-    def is_spent(self, tenant: str, name: str) -> bool:
-        """Tell whether the next request is beyond a budget."""
-        return self.spent[f"{tenant}/{name}"] >= PERSON_TOKENS or self.spent[tenant] >= TENANT_TOKENS
+    def is_spent(self, name: str) -> bool:
+        """Return whether the next request is beyond the budget."""
+        return self.spent[name] >= PERSON_TOKENS
 
-    def phone(self, tenant: str, name: str, session_id: str) -> Phone:
+    def phone(self, name: str, session_id: str) -> Phone:
         """Connect a person with a token of the identity provider."""
-        return Phone(self, f"{tenant}/{name}", token("EdDSA", sub=name, tenant=tenant), session_id)
+        return Phone(self, name, token("EdDSA", sub=name), session_id)
 
 
 class Phone(App):
@@ -109,7 +108,7 @@ async def world(monkeypatch: pytest.MonkeyPatch, folder: Path, **limits: int) ->
     keys, notes = folder / "keys.json", folder / "notes"
     keys.write_bytes(jwks("EdDSA"))
     notes.mkdir()
-    for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", keys), ("TENANT", "tenant")):
+    for name, value in (("ISSUER", ISSUER), ("AUDIENCE", AUDIENCE), ("KEYS", keys)):
         monkeypatch.setenv(f"JWT_{name}", str(value))
     values = {"port": 0, "auth": "jwt", "memory": True, "notes_dir": notes, **limits}
     settings = load_settings(None, session_rate_limit_per_min=1_000_000, **values)
@@ -120,33 +119,29 @@ async def world(monkeypatch: pytest.MonkeyPatch, folder: Path, **limits: int) ->
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_three_people_of_two_tenants_share_nothing(
-    seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_three_people_share_nothing(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chance, refused, turns = random.Random(seed), 0, Counter[str]()
-    limits = {"daily_token_budget": PERSON_TOKENS, "tenant_daily_token_budget": TENANT_TOKENS}
-    async with world(monkeypatch, tmp_path, **limits) as state:
+    async with world(monkeypatch, tmp_path, daily_token_budget=PERSON_TOKENS) as state:
         for number in range(ACTIONS):
-            tenant, name = chance.choice(PEOPLE)
-            owner, secret = f"{tenant}/{name}", f"secret of {tenant}/{name} {number}"
+            owner = chance.choice(PEOPLE)
+            secret = f"secret of {owner} {number}"
             turns[owner] += 1
             # What is remembered is a stranger's text to the gate: then each change is asked about.
             verbs = RULED if number < ACTIONS // 4 else [*CALLS, "hello,"]
             words = f"{owner} {chance.choice(verbs)} {secret}"
-            async with state.phone(tenant, name, f"s-{turns[owner]}") as app:
-                must_fail = state.is_spent(tenant, name)
+            async with state.phone(owner, f"s-{turns[owner]}") as app:
+                must_fail = state.is_spent(owner)
                 await app.ask(words)
                 codes = [error["code"] for error in app.errors()]
                 fails = must_fail or "Yes." not in app.finals()
                 assert codes == ["rate_limited"] * fails, (seed, number)
-                assert not codes or state.is_spent(tenant, name), (seed, number)
+                assert not codes or state.is_spent(owner), (seed, number)
                 refused += bool(codes)
     assert state.leaks == [] and refused, seed
     assert state.cards.keys() == state.changes.keys(), f"{seed}: a rule of one person allows no other"
     assert state.cards.total() < state.changes.total(), f"{seed}: it allows that person"
     assert state.own["notes"] + state.own["reminders"], f"{seed}: people find what is their own"
-    for tenant, name in PEOPLE:
-        assert state.spent[f"{tenant}/{name}"] <= PERSON_TOKENS and state.spent[tenant] <= TENANT_TOKENS
+    assert max(state.spent.values()) <= PERSON_TOKENS
 
 
 async def test_fifty_people_at_once_have_limits_of_their_own(
@@ -156,9 +151,9 @@ async def test_fifty_people_at_once_have_limits_of_their_own(
     async with world(monkeypatch, tmp_path, **limits) as state:
 
         async def act(name: str) -> list[str]:
-            async with state.phone("shop", name, "s-1") as app:
+            async with state.phone(name, "s-1") as app:
                 for number in range(3):
-                    await app.ask(f"shop/{name} hello, secret of shop/{name} {number}")
+                    await app.ask(f"{name} hello, secret of {name} {number}")
                 assert app.finals() == ["Yes."] * 2
                 return [str(error["code"]) for error in app.errors()]
 

@@ -17,7 +17,6 @@ from tests.server.test_jwt import AUDIENCE, ISSUER, jwks
 from tests.server.test_jwt import token as jwt_token
 from tests.server.wires import get, http, upgrade
 from tests.serving import Configured, configured
-from tests.stand_ins.web_site import site
 
 TOKEN = "correct-horse-battery-staple"
 KEY = "the-key-of-the-backend"
@@ -80,16 +79,6 @@ async def test_a_proxy_names_programs_by_a_header(
     values: dict[str, Any] = {"auth": "header", "trusted_proxies": "127.0.0.1"}
     async with configured(claude, tmp_path, mcp_server=True, **values) as server:
         assert await answers(server, "X-User: ada", header) == OPENS[role]
-
-
-@pytest.mark.parametrize("role", OPENS)
-async def test_a_service_names_the_role(
-    claude: AnthropicService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str
-) -> None:
-    async with site(lambda request: {"id": "ada", "role": role}) as service:
-        monkeypatch.setenv("AUTH_HOOK", service.url("/who"))
-        async with configured(claude, tmp_path, mcp_server=True, auth="hook") as server:
-            assert await answers(server, bearer("any")) == OPENS[role]
 
 
 @pytest.mark.parametrize("role", OPENS)

@@ -51,7 +51,7 @@ async def test_after_a_call_that_changed_something_nobody_is_asked_to_try_again(
 
 async def test_a_budget_that_is_spent_in_mid_turn_says_what_ran_before() -> None:
     model = ScriptedProvider([[call("device.do"), Finished("tool_use", Usage(0, 0, 0, 100))]])
-    budget = DailyBudget(Amount(100), Amount(), SubjectRecords(MemoryStore(), "$spent"))
+    budget = DailyBudget(Amount(100), SubjectRecords(MemoryStore(), "$spent"))
     stage = await open_stage(replace(make_services(model), budget=budget), silent_tools, say="go")
     running = await stage.app.until("device.do")
     stage.app.result(running["payload"]["callId"], "did")

@@ -111,7 +111,7 @@ async def test_a_failed_warming_changes_nothing() -> None:
 
 async def test_a_spent_budget_prevents_warming() -> None:
     service = Service()
-    budget = DailyBudget(Amount(10), Amount(), SubjectRecords(MemoryStore(), "$spent"))
+    budget = DailyBudget(Amount(10), SubjectRecords(MemoryStore(), "$spent"))
     provider = BudgetedProvider(service, budget, "anna")
     request = ModelRequest("", [])
     assert await provider.warm(request) is not None

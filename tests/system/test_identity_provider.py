@@ -26,8 +26,7 @@ from structlog.testing import capture_logs
 
 from conductor.app import make_services, running
 from conductor.models.base import TextDelta
-from conductor.plugins.auth.jwt import REREAD_S, JwtAuthenticator
-from conductor.plugins.auth.requests import fetch
+from conductor.plugins.auth.jwt import REREAD_S, JwtAuthenticator, fetch
 from conductor.server.auth import Authenticators
 from conductor.server.listener import Listener
 from conductor.settings import load_settings

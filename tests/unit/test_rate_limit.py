@@ -18,9 +18,7 @@ from conductor.rate_limit import (
     TokenBucket,
     client_address,
     origin_allowed,
-    tenant_of,
 )
-from conductor.server.auth import person_id
 
 # Powers of two, so that no sum or quotient is rounded.
 RATES = st.sampled_from([0.25, 1.0, 8.0, 64.0])
@@ -251,9 +249,3 @@ def test_a_shared_rate_takes_from_all_buckets_or_does_not_take() -> None:
     assert second.take(1.0) == 1.0
     second.give_back()
     assert second.take(1.0) == 0.0
-
-
-def test_a_person_has_a_tenant_and_a_token_is_without() -> None:
-    ada, bob = (person_id("https://id.example", name) for name in ("ada", "bob"))
-    assert tenant_of(ada) == tenant_of(bob) != tenant_of(person_id("https://other.example", "ada"))
-    assert [tenant_of(subject) for subject in ("token-a1-b2", "anonymous", "person-1", "")] == [""] * 4

@@ -35,15 +35,15 @@ REMAINING = {
 
 async def name_person(call: ApiCall) -> PersonName:
     """Name a person by the hash under which sessions are listed."""
-    return PersonName(person_id(call.query.tenant, call.query.id))
+    return PersonName(person_id(call.query.issuer, call.query.id))
 
 
 async def make_token(call: ApiCall) -> Token:
     """Make a token with which one client of a person connects once."""
     body, access = call.body, call.listener.access
     if (body.person is None) == (body.id is None) or body.person == ANONYMOUS:
-        raise ApiError(400, "invalid_request", "Give either person, or tenant and id.")
-    person = body.person or person_id(body.tenant, body.id)
+        raise ApiError(400, "invalid_request", "Give either person, or issuer and id.")
+    person = body.person or person_id(body.issuer, body.id)
     if not access.authenticator.admits(Principal(person, authenticator=ONE_TIME)):
         raise ApiError(400, "invalid_request", "AUTH does not list one_time.")
     one_time = OneTimeTokens(call.listener.services.store)

@@ -208,18 +208,18 @@ class RecordsQuery(PersonQuery, frozen=True):
 class NameQuery(Body, frozen=True):
     """A person by names that the backend knows: with AUTH=jwt, the issuer and the claim ``sub``."""
 
-    tenant: str
+    issuer: str
     id: Annotated[str, Meta(min_length=1)]
 
 
 class TokenBody(Body, frozen=True):
-    """Whom a token is for: a ``person`` of a list, or a ``tenant`` and an ``id``; and for which session.
+    """Whom a token is for: a ``person`` of a list, or an ``issuer`` and an ``id``; and for which session.
 
     ``role``: an app's token opens the WebSocket of apps, a program's the one of MCP.
     """
 
     person: Annotated[str, Meta(min_length=1, pattern="^[^$]")] | None = None
-    tenant: str = ""
+    issuer: str = ""
     id: Annotated[str, Meta(min_length=1)] | None = None
     session: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")] | None = None
     seconds: Annotated[int, Meta(ge=10, le=7_200)] = 60

@@ -1,6 +1,6 @@
 """AUTH=header: a proxy of TRUSTED_PROXIES authenticates people and names them in a header, AUTH_HEADER.
 
-AUTH_TENANT_HEADER names their tenants, if there are several; AUTH_ROLE_HEADER is ``program`` for programs.
+AUTH_ROLE_HEADER is ``program`` for programs.
 """
 
 from __future__ import annotations
@@ -18,40 +18,33 @@ from conductor.settings import Settings, environment_value
 class HeaderAuthenticator(Authenticator):
     """Believes the header of trusted proxies only: any client can write it, too."""
 
-    def __init__(
-        self,
-        header: str,
-        tenant_header: str | None,
-        proxies: Sequence[Network],
-        role_header: str | None = None,
-    ) -> None:
-        self._headers = [header] if tenant_header is None else [header, tenant_header]
+    def __init__(self, header: str, proxies: Sequence[Network], role_header: str | None = None) -> None:
+        self._header = header
         self._role_header = role_header
         self._proxies = proxies
         self._refusals = Refusals()
 
     async def authenticate(self, handshake: Handshake) -> Principal | None:
         """Name the person in the header."""
-        values = [handshake.headers.get_all(header) for header in self._headers]
-        if not values[0]:
+        names = handshake.headers.get_all(self._header)
+        if not names:
             return None
         if not is_trusted(handshake.peer, self._proxies):
-            self._refusals.count("header not from a trusted proxy", handshake.peer, header=self._headers[0])
+            self._refusals.count("header not from a trusted proxy", handshake.peer, header=self._header)
             return None
         # A proxy that appends to the header of a client instead of replacing it proves nothing.
-        if any(len(texts) != 1 or not texts[0].strip() for texts in values):
+        if len(names) != 1 or not names[0].strip():
             return None
-        name, *tenant = (texts[0].strip() for texts in values)
         roles = [] if self._role_header is None else handshake.headers.get_all(self._role_header)
         role: Role = "program" if "program" in roles else "app"
-        return Principal(person_id("".join(tenant), name), role=role)
+        return Principal(person_id("", names[0].strip()), role=role)
 
 
 def from_settings(settings: Settings) -> HeaderAuthenticator:
     """Make the authenticator. Raises `SettingsError` without TRUSTED_PROXIES."""
     if not settings.trusted_proxies:
         raise SettingsError("AUTH=header needs TRUSTED_PROXIES, the proxies that set the header.")
-    header, tenant_header = environment_value("AUTH_HEADER"), environment_value("AUTH_TENANT_HEADER")
+    header = environment_value("AUTH_HEADER") or "X-User"
     proxies = [ipaddress.ip_network(proxy) for proxy in settings.trusted_proxies]
     role_header = environment_value("AUTH_ROLE_HEADER")
-    return HeaderAuthenticator(header or "X-User", tenant_header, proxies, role_header)
+    return HeaderAuthenticator(header, proxies, role_header)

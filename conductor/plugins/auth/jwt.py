@@ -1,7 +1,6 @@
 """AUTH=jwt: tokens of an identity provider, checked with its public keys; the person is the claim ``sub``.
 
-Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the provider's JWKS. The tenant is
-the issuer, or the claim that JWT_TENANT names.
+Settings: JWT_ISSUER, JWT_AUDIENCE, and JWT_KEYS, the URL or the file of the provider's JWKS.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.plugins.auth.requests import check_url, fetch, read_value
+from conductor.plugins.addresses import is_local
 from conductor.server.auth import Authenticator, Handshake, Principal, Role, person_id
-from conductor.settings import Settings, environment_value
+from conductor.settings import Settings, environment_value, is_safe_url
 
 try:
     import jwt
@@ -39,6 +38,9 @@ RETRY_S = 2.0
 REFRESH_S = 240.0
 MAX_AGE_S = 300.0
 MAX_TOKEN = 8_192
+# Seconds of a request for the keys, and bytes of its answer.
+REQUEST_S = 5.0
+MAX_BYTES = 256 * 1024
 # In the claim ``scope`` (RFC 8693) of a program's token.
 PROGRAM_SCOPE = "mcp"
 
@@ -57,9 +59,7 @@ class JwtAuthenticator(Authenticator):
         audience: str,
         read: Callable[[], Awaitable[bytes]],
         now: Callable[[], float] = time.monotonic,
-        tenant: str | None = None,
     ) -> None:
-        self._tenant = tenant
         self._issuer = issuer
         self._audience = audience
         self._read = read
@@ -85,12 +85,12 @@ class JwtAuthenticator(Authenticator):
         except (jwt.PyJWTError, OverflowError) as error:
             log.debug("token refused", error=type(error).__name__)
             return None
-        tenant = self._issuer if self._tenant is None else claims.get(self._tenant)
-        if not claims["sub"] or not isinstance(tenant, str):
+        if not claims["sub"]:
             return None
         scopes = str(claims.get("scope", "")).split()
         role: Role = "program" if PROGRAM_SCOPE in scopes else "app"
-        return Principal(person_id(tenant, claims["sub"]), float(claims["exp"]) + LEEWAY_S, role=role)
+        person = person_id(self._issuer, claims["sub"])
+        return Principal(person, float(claims["exp"]) + LEEWAY_S, role=role)
 
     def _claims(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
         claims: Mapping[str, Any] = jwt.decode(
@@ -145,11 +145,35 @@ def from_settings(settings: Settings) -> JwtAuthenticator:
 
     Raises `SettingsError` for a setting that is missing or not safe.
     """
-    issuer, audience, keys = (read_value("jwt", f"JWT_{name}") for name in ("ISSUER", "AUDIENCE", "KEYS"))
+    issuer, audience, keys = (_read_value(f"JWT_{name}") for name in ("ISSUER", "AUDIENCE", "KEYS"))
     if "://" in keys:
-        check_url("JWT_KEYS", keys, " or a file")
+        if not is_safe_url(keys):
+            raise SettingsError("JWT_KEYS must be an https:// address or a file.")
     elif not Path(keys).is_file():
         raise SettingsError(f"JWT_KEYS names {keys}, which is no file.")
     file = partial(asyncio.to_thread, Path(keys).read_bytes)
     read = partial(fetch, keys, local_only=settings.local_only) if "://" in keys else file
-    return JwtAuthenticator(issuer, audience, read, tenant=environment_value("JWT_TENANT"))
+    return JwtAuthenticator(issuer, audience, read)
+
+
+def _read_value(name: str) -> str:
+    value = environment_value(name)
+    if value is None:
+        raise SettingsError(f"AUTH=jwt needs {name}.")
+    return value
+
+
+async def fetch(url: str, *, local_only: bool) -> bytes:
+    """GET a document. Raises `httpx2.HTTPError`, `TimeoutError` and `ValueError`."""
+    from conductor.plugins.http_client import HttpClient
+
+    permits = is_local if local_only else None
+    async with asyncio.timeout(REQUEST_S), HttpClient(permits=permits) as client:
+        async with client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as response:
+            response.raise_for_status()
+            data = b""
+            async for chunk in response.aiter_raw():
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    raise ValueError("too long")
+            return data

@@ -1,4 +1,4 @@
-"""Daily budgets: of a person, of a tenant, of cut replies, and of two processes over one store."""
+"""Daily budgets: of a person, of cut replies, and of two processes over one store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import BudgetSpent, ModelError, StoreUnavailable
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 from conductor.models.budget import DAY_S, Amount, BudgetedProvider, DailyBudget
-from conductor.rate_limit import tenant_of
 from conductor.server.auth import person_id
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
@@ -67,7 +66,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 async def budget(store: MemoryStore, clock: Clock) -> AsyncIterator[DailyBudget]:
-    budget = DailyBudget(Amount(200), Amount(300, 2.0), Records(store), clock)
+    budget = DailyBudget(Amount(200, 2.0), Records(store), clock)
     yield budget
     await budget.aclose()
 
@@ -86,16 +85,14 @@ async def test_a_spent_budget_sends_no_request(budget: DailyBudget) -> None:
         await reply(provider)
     assert len(inner.requests) == 2
     assert await reply(BudgetedProvider(inner, budget, BOB)) == REPLY
-    with pytest.raises(BudgetSpent):
-        await reply(BudgetedProvider(inner, budget, person_id("shop", "eve")))  # of the tenant
-    assert await reply(BudgetedProvider(inner, budget, STRANGER)) == REPLY
 
 
 async def test_money_counts_as_tokens_do(budget: DailyBudget) -> None:
     budget.spend(ADA, 1, 1.5)
     assert not await budget.is_spent(BOB)
-    budget.spend(BOB, 1, 0.5)
-    assert await budget.is_spent(ADA) and await budget.is_spent(BOB)
+    assert not await budget.is_spent(ADA)
+    budget.spend(ADA, 1, 0.5)
+    assert await budget.is_spent(ADA)
 
 
 async def test_a_budget_is_of_one_day(budget: DailyBudget, clock: Clock) -> None:
@@ -111,22 +108,21 @@ async def test_a_budget_is_of_one_day(budget: DailyBudget, clock: Clock) -> None
 
 async def test_two_processes_and_a_restart_share_a_budget(store: MemoryStore, clock: Clock) -> None:
     def process() -> DailyBudget:
-        return DailyBudget(Amount(), Amount(300), Records(store), clock)
+        return DailyBudget(Amount(300), Records(store), clock)
 
     first, second = process(), process()
-    assert not await first.is_spent(ADA) and not await second.is_spent(BOB)
+    assert not await first.is_spent(ADA) and not await second.is_spent(ADA)
     first.spend(ADA, 150, 0.0)
-    second.spend(BOB, 150, 0.0)
+    second.spend(ADA, 150, 0.0)
     await asyncio.gather(first.aclose(), second.aclose())
     clock.time += 5.0
     for budget in (first, second, process()):
-        assert await budget.is_spent(ADA) and await budget.is_spent(BOB)
-        assert not await budget.is_spent(STRANGER)
+        assert await budget.is_spent(ADA) and not await budget.is_spent(STRANGER)
 
 
 async def test_replies_are_written_together_and_again_after_a_failure(clock: Clock) -> None:
     records = Records(MemoryStore())
-    budget = DailyBudget(Amount(100), Amount(), records, clock, write_s=0.01)
+    budget = DailyBudget(Amount(100), records, clock, write_s=0.01)
     records.is_away = True
     for _ in range(10):
         budget.spend(ADA, 10, 0.0)
@@ -135,7 +131,7 @@ async def test_replies_are_written_together_and_again_after_a_failure(clock: Clo
     records.is_away = False
     await budget.aclose()
     clock.time += 5.0
-    assert await DailyBudget(Amount(100), Amount(), records, clock).is_spent(ADA)
+    assert await DailyBudget(Amount(100), records, clock).is_spent(ADA)
 
 
 async def test_what_is_on_its_way_to_the_store_counts(store: MemoryStore, clock: Clock) -> None:
@@ -149,7 +145,7 @@ async def test_what_is_on_its_way_to_the_store_counts(store: MemoryStore, clock:
         return await claim(key)
 
     store.claim = slow  # type: ignore[method-assign] # a store that takes its time
-    budget = DailyBudget(Amount(100), Amount(), records, clock, write_s=0.0)
+    budget = DailyBudget(Amount(100), records, clock, write_s=0.0)
     budget.spend(ADA, 100, 0.0)
     await arrived.wait()
     assert await budget.is_spent(ADA)
@@ -185,19 +181,19 @@ async def test_a_clock_that_was_ahead_counts_once_and_not_for_ever(
     store: MemoryStore, clock: Clock, days: int
 ) -> None:
     clock.time += days * DAY_S
-    wrong = DailyBudget(Amount(200), Amount(), Records(store), clock)
+    wrong = DailyBudget(Amount(200), Records(store), clock)
     wrong.spend(ADA, 200, 0.0)
     await wrong.aclose()
     clock.time -= days * DAY_S
-    for budget in (wrong, DailyBudget(Amount(200), Amount(), Records(store), clock)):
+    for budget in (wrong, DailyBudget(Amount(200), Records(store), clock)):
         assert await budget.is_spent(ADA), "it was used"
         await budget.aclose()
     clock.time += DAY_S
-    for budget in (wrong, DailyBudget(Amount(200), Amount(), Records(store), clock)):
+    for budget in (wrong, DailyBudget(Amount(200), Records(store), clock)):
         assert not await budget.is_spent(ADA)
         budget.spend(ADA, 100, 0.0)
         await budget.aclose()
-    assert await DailyBudget(Amount(200), Amount(), Records(store), clock).is_spent(ADA)
+    assert await DailyBudget(Amount(200), Records(store), clock).is_spent(ADA)
 
 
 class Process:
@@ -205,7 +201,7 @@ class Process:
 
     def __init__(self, store: MemoryStore, clock: Clock, use: Callable[[], Usage]) -> None:
         self.records = Records(store)
-        self.budget = DailyBudget(Amount(10**9), Amount(10**9), self.records, clock, write_s=0.0)
+        self.budget = DailyBudget(Amount(10**9), self.records, clock, write_s=0.0)
         inner = ScriptedProvider(lambda _: [TextDelta("Hi."), Finished("end_turn", use())])
         self.providers = {name: BudgetedProvider(inner, self.budget, name) for name in (ADA, BOB, STRANGER)}
 
@@ -228,7 +224,7 @@ async def test_a_budget_equals_the_ledger_of_usage_to_the_token(seed: int, store
             used.clear()
             await asyncio.gather(*map(reply, replies))
             count = sum(usage.input_tokens + usage.cache_write_tokens + usage.output_tokens for usage in used)
-            ledger += Counter({name: count, tenant_of(name): count})
+            ledger += Counter({name: count})
             if rng.random() < 0.2:  # a restart
                 number = rng.randrange(3)
                 await processes[number].budget.aclose()
