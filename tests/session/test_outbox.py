@@ -17,10 +17,9 @@ from conductor.conversation.outbox import Outbox
 from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, Event
 from conductor.conversation.transport import Frame
-from conductor.conversation.view import View
 from conductor.rate_limit import STILL_S
+from tests.conversation.build import view
 from tests.session.helpers import jump, later, limits, now_ms, run, virtual_loop
-from tests.session.pure import Gate
 
 Kind = Literal["call", "final", "message", "state", "speak", "approval"]
 CALL_LIMIT, UI_LIMIT, SPEECH_LIMIT = 30.0, 5.0, 20.0
@@ -93,7 +92,7 @@ class Bench:
         bounds = {"ui_timeout": UI_LIMIT, "speech_timeout": SPEECH_LIMIT, "speech_seconds_per_char": 0.0}
         self.expired: list[tuple[str, float]] = []
         rules = Rules(limits(**{**bounds, "stale_speech": 1e6, **changed}))
-        self.view = View(Conversation(), rules, Gate(), now_ms)
+        self.view = view(Conversation(), rules, now=now_ms)
         self.outbox = Outbox("s-1", "a", self.view, self._expire)
         self.outbound: dict[str, Event] = {}
         self.numbers = 0

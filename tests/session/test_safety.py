@@ -15,6 +15,7 @@ from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
+from tests.conversation.build import CARDS, NOW, asking, events_of, question, view
 from tests.models import Script
 from tests.session.helpers import (
     App,
@@ -32,7 +33,6 @@ from tests.session.helpers import (
     steps,
     tool,
 )
-from tests.session.pure import CARDS, NOW, asking, events_of, question, view
 from tests.session.test_approvals_questions import ALL, CATALOG, TWO, scene
 
 FORM = PersonQuestion("mail", "Which?", {"type": "object", "properties": {"x": {"type": "string"}}})

@@ -27,8 +27,8 @@ from conductor.plugins.models.bedrock_stream import ConverseDecoder, converse_bo
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.settings import Settings
+from tests.conversation.test_history import random_history
 from tests.models import Reply
-from tests.session.test_history import random_history
 from tests.stand_ins.bedrock_service import BedrockService, check, frame, pieces
 
 CLAUDE = "eu.anthropic.claude-haiku-5-5"

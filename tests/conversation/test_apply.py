@@ -19,7 +19,7 @@ from conductor.conversation.state import (
 )
 from conductor.events.server import EndReason
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
-from tests.session.pure import (
+from tests.conversation.build import (
     CARDS,
     CLAIM,
     NOW,

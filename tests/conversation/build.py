@@ -1,9 +1,9 @@
-"""What the tables of the pure functions share: a gate of few words, and states made of records."""
+"""What the tables share: a gate of few words, states made of records, and the view of a state."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -73,8 +73,19 @@ class Gate(SessionTools):
 RULES = Rules(Limits(), failures=FAILURES)
 
 
-def view(state: Conversation, rules: Rules = RULES, now: int = NOW, **facts: Any) -> View:
-    return View(state, rules, facts.pop("tools", Gate()), lambda: now, **facts)
+def view(
+    state: Conversation,
+    rules: Rules = RULES,
+    *,
+    gate: SessionTools | None = None,
+    now: int | Callable[[], int] = NOW,
+    **facts: Any,
+) -> View:
+    """Make the view of a state: a decision's only argument. ``facts`` are those of the process.
+
+    It is the only place in which a test makes a `View`.
+    """
+    return View(state, rules, gate or Gate(), now if callable(now) else lambda: now, **facts)
 
 
 CARDS = Profile(("approval", "cancel", "late", "activity"))

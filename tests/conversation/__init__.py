@@ -1,0 +1,1 @@
+"""Tables of what the pure modules decide: literal states, and the literal records they give."""
