@@ -17,7 +17,7 @@ from conductor.conversation.tools import Edit, SessionTools
 from conductor.conversation.view import View
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.settings import Limits
-from conductor.tools.base import ToolOutcome, ToolSpec, failed
+from conductor.tools.base import ErrorType, ToolOutcome, ToolSpec, failed
 from conductor.tools.judge import Answer, AnswerKind
 from tests.shapes import shape_of
 
@@ -28,11 +28,8 @@ CLAIM = "token.1:claim"
 class Gate(SessionTools):
     """Tools of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
-    forbids = False
-    speaks = True
-
-    def __init__(self) -> None:
-        pass
+    def __init__(self, *, forbids: bool = False, speaks: bool = True) -> None:
+        self.forbids, self.speaks = forbids, speaks
 
     def classify(self, question: Question, utterance: str, lang: str) -> Answer:
         kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
@@ -64,10 +61,16 @@ class Gate(SessionTools):
         return question.tool in grants
 
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
-        return ToolResult(call.id, outcome.content, not outcome.success, call.untrusted)
+        return result(call.id, outcome.error_type, *outcome.metadata.notes, untrusted=call.untrusted)
 
     def spec_of(self, item: Call | Question) -> ToolSpec | None:
         return None
+
+
+def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted: bool = False) -> ToolResult:
+    """Make a result as the gate of the tables writes it: the kind of the error, and the notes."""
+    text = "done" if error_type == "none" else error_type
+    return ToolResult(call_id, "; ".join((text, *notes)), error_type != "none", untrusted)
 
 
 RULES = Rules(Limits(), failures=FAILURES)
@@ -81,11 +84,20 @@ def view(
     now: int | Callable[[], int] = NOW,
     **facts: Any,
 ) -> View:
-    """Make the view of a state: a decision's only argument. ``facts`` are those of the process.
+    """Make the view of a state, which decisions read. It is the only place in which a test makes a `View`.
 
-    It is the only place in which a test makes a `View`.
+    ``facts`` are those of the process, by name. Each is a plain value: ``was_sent`` are the calls that were
+    sent (without it, all of them), ``memories`` is the text that is remembered of the person, and
+    ``may_start`` and ``is_connected`` are true or false.
     """
-    return View(state, rules, gate or Gate(), now if callable(now) else lambda: now, **facts)
+    functions: dict[str, Any] = {
+        "may_start": lambda: facts["may_start"],
+        "is_connected": lambda: facts["is_connected"],
+        "memories": lambda words: facts["memories"],
+        "was_sent": lambda call_id: call_id in facts["was_sent"],
+    }
+    given = {name: functions.get(name, value) for name, value in facts.items()}
+    return View(state, rules, gate or Gate(), now if callable(now) else lambda: now, **given)
 
 
 CARDS = Profile(("approval", "cancel", "late", "activity"))
@@ -129,9 +141,10 @@ def replied(*calls: Call, text: str = "", speech_text: str = "") -> r.ReplyLogge
     return r.ReplyLogged(AssistantMessage(text, tool_calls), calls, speech_text)
 
 
-def finished(call_id: str = "c1", **fields: Any) -> r.CallFinished:
-    fields = {"tool": "device.do", "source": "device", **fields}
-    return r.CallFinished(ToolResult(call_id, '{"success":true}'), **fields)
+def finished(call_id: str = "c1", error_type: ErrorType = "none", **fields: Any) -> r.CallFinished:
+    """Make the end of a device call; one that never ran has an empty ``tool`` and ``source``."""
+    fields = {"tool": "device.do", "source": "device", "error_type": error_type, **fields}
+    return r.CallFinished(fields.pop("result", result(call_id, error_type)), **fields)
 
 
 def question(number: int = 1, call_id: str = "c1", **fields: Any) -> Question:
