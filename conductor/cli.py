@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,7 +16,7 @@ from conductor import __version__
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 
-_GROUPS = {
+GROUPS = {
     "tools": "list and call tools",
     "mcp": "log in to MCP servers, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
@@ -24,7 +25,7 @@ _GROUPS = {
     "webhooks": "list the webhooks that were given up",
 }
 # Command -> its help, its function, and its arguments. Only the module of the given command is imported.
-_COMMANDS = {
+COMMANDS = {
     "serve": (
         "run the server (the default)",
         ".serve:serve",
@@ -38,9 +39,14 @@ _COMMANDS = {
     "check": (
         "check the settings and every service that they name",
         ".check:run",
-        "--host --port --provider --model --offline --insecure-no-auth",
+        "--host --port --provider --model --offline --insecure-no-auth --json",
     ),
-    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", ""),
+    "verify-client": (
+        "test an app against a scripted server",
+        ".verify_client:run",
+        "--host --port --seed --patience",
+    ),
+    "tools list": ("list the tools, and the decision on each", ".tools:list_tools", "--json"),
     "tools call": ("call a tool of the server, by the same rules", ".tools:call", "tool arguments --yes"),
     "mcp login": ("log in to a server with OAuth, in a browser", ".mcp:login", "name"),
     "mcp serve": (
@@ -49,9 +55,9 @@ _COMMANDS = {
         "--url --token --session",
     ),
     "mcp token": ("print the tokens of programs that use this server by MCP", ".mcp:token", ""),
-    "policy list": ("list the rules, and problems with them", ".policy:list_rules", ""),
+    "policy list": ("list the rules, and problems with them", ".policy:list_rules", "--json"),
     "policy explain": ("explain the decision on a call", ".policy:explain", "tool arguments --tainted"),
-    "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--subject"),
+    "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--subject --json"),
     "sessions show": (
         "print the state of a session as JSON, with the conversation",
         ".sessions:show",
@@ -99,18 +105,14 @@ _COMMANDS = {
         "..rehearse.record:run",
         "session --subject -o/--output --force",
     ),
-    "verify-client": (
-        "test an app against a scripted server",
-        ".verify_client:run",
-        "--host --port --seed --patience",
-    ),
+    "completion": ("print the completion of a shell, to be read by it", ".completion:run", "shell"),
 }
-_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--all": {"action": "store_true", "help": "delete all data of the subject"},
     "--force": {"action": "store_true", "help": "replace an existing file"},
-    "--host": {"help": "the server's address (HOST)"},
+    "--host": {"metavar": "ADDRESS", "help": "the server's address (HOST)"},
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
-    "--json": {"action": "store_true", "help": "print the server's events, one a line"},
+    "--json": {"action": "store_true", "help": "print JSON; of talk, the server's events, one a line"},
     "--judge": {"metavar": "MODEL", "help": "the model that answers judge questions"},
     "--person": {"metavar": "MODEL", "help": "the model that plays the person of a file"},
     "--junit": {"type": Path, "metavar": "OUT.xml", "help": "also write JUnit XML"},
@@ -118,7 +120,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "action": "store_true",
         "help": "listen on the local network with a new token; prints the address and a QR code",
     },
-    "--log-level": {"help": "debug, info, warning or error (LOG_LEVEL)"},
+    "--log-level": {"metavar": "LEVEL", "help": "debug, info, warning or error (LOG_LEVEL)"},
     "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL; rehearse: PROFILE or PROVIDER:MODEL)"},
     "--offline": {"action": "store_true", "help": "do not connect to the models' services and MCP servers"},
     "-o/--output": {"type": Path, "metavar": "FILE", "help": "write to this file"},
@@ -157,6 +159,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "file": {"type": Path, "metavar": "FILE", "help": "the backup"},
     "files": {"nargs": "+", "type": Path, "metavar": "FILE", "help": "a rehearsal, as YAML"},
     "name": {"help": "the server's name in mcp.json"},
+    "shell": {"choices": ("bash", "zsh", "tcsh"), "help": "bash, zsh or tcsh"},
     "session": {"help": "the session's id"},
     "session?": {"nargs": "?", "help": "the session's id"},
     "text*": {"nargs": "*", "metavar": "TEXT", "help": "send this text and exit after the answer"},
@@ -167,11 +170,15 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code, which is 2 for a user's mistake."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    names = {name.partition(" ")[0] for name in _COMMANDS}
-    if not words or words[0] not in (*names, "-h", "--help", "--version"):
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    elif not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
         words.insert(0, "serve")
-    options = _parser().parse_args(words)
-    module, _, function = _COMMANDS[options.command][1].partition(":")
+    parser = _parser()
+    if unknown := _unknown_command(words):
+        parser.error(unknown)
+    options = parser.parse_args(words)
+    module, _, function = COMMANDS[options.command][1].partition(":")
     if isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal that lacks a character
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -191,30 +198,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _unknown_command(words: Sequence[str]) -> str:
+    """Return the mistake in the name of a command; empty for a known one."""
+    known = {tuple(name.split()[: number + 1]) for name in COMMANDS for number in (0, 1)}
+    for number, word in enumerate(words[:2]):
+        names = [name[number] for name in known if len(name) > number and name[:number] == (*words[:number],)]
+        if word.startswith("-") or not names or word in names:
+            continue
+        given = " ".join(words[: number + 1])
+        near = get_close_matches(word, names, 1)
+        return f"no such command: {given}" + (f"; did you mean {near[0]}?" if near else "")
+    return ""
+
+
 class _Parser(argparse.ArgumentParser):
     # Exits with one sentence instead of the usage text.
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"conductor: {message}; see --help.\n")
+        end = "" if message.endswith("?") else f"; see {self.prog} --help."
+        self.exit(2, f"conductor: {message}{end}\n")
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     parser = _Parser(
         prog="conductor",
         description="A WebSocket server between a voice app and a language model.",
-        epilog="The default command is serve. Settings come from the environment and .env; see .env.example.",
+        epilog="The default command is serve. Settings come from the environment and .env.",
     )
     parser.add_argument("--version", action="version", version=f"conductor {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     groups = {}
-    for name, about in _GROUPS.items():
-        actions = [action for group, _, action in (key.partition(" ") for key in _COMMANDS) if group == name]
-        parent = commands.add_parser(name, help=about)
-        groups[name] = parent.add_subparsers(metavar="|".join(actions), required=True)
-    for name, (about, _, arguments) in _COMMANDS.items():
+    for name, (about, _, arguments) in COMMANDS.items():
         group, _, action = name.partition(" ")
-        parsers, word = (groups[group], action) if group in groups else (commands, name)
+        if action and group not in groups:
+            parent = commands.add_parser(group, help=GROUPS[group], description=f"{GROUPS[group]}.")
+            groups[group] = parent.add_subparsers(metavar="COMMAND", required=True)
+        parsers, word = (groups[group], action) if action else (commands, name)
         command = parsers.add_parser(word, help=about, description=f"{about[:1].upper()}{about[1:]}.")
         command.set_defaults(command=name)
+        if name == "completion":
+            command.set_defaults(parser=parser)
         for argument in arguments.split():
-            command.add_argument(*argument.rstrip("?*").split("/"), **_ARGUMENTS[argument])
+            names = argument.rstrip("?*").split("/")
+            shown = {} if argument.startswith("-") else {"metavar": names[0].upper()}
+            command.add_argument(*names, **{**shown, **ARGUMENTS[argument]})
     return parser

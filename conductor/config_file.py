@@ -45,7 +45,7 @@ def read_text(
     except OSError as error:
         if default is not None and isinstance(error, FileNotFoundError):
             return default
-        raise SettingsError(f"{label} cannot be read: {_lower(error.strerror or str(error))}.") from None
+        raise SettingsError(f"{label} cannot be read: {as_clause(error.strerror or str(error))}.") from None
 
 
 def read_json(path: Path, label: str = "", default: str | None = None) -> Any:
@@ -55,7 +55,7 @@ def read_json(path: Path, label: str = "", default: str | None = None) -> Any:
         return parse_json(text)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}"
-        raise SettingsError(f"{label} is not valid JSON, {position}: {_lower(error.msg)}.") from None
+        raise SettingsError(f"{label} is not valid JSON, {position}: {as_clause(error.msg)}.") from None
     except DuplicateField as error:
         raise SettingsError(f"{label} is not valid: {error}.") from None
     except (ValueError, RecursionError):  # thousands of digits or brackets
@@ -67,7 +67,7 @@ def read_toml(path: Path, default: str | None = None) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path, default=default))
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not valid TOML: {_lower(str(error))}.") from None
+        raise SettingsError(f"{path} is not valid TOML: {as_clause(str(error))}.") from None
     except (ValueError, RecursionError):
         raise SettingsError(f"{path} is not valid TOML: a number is too long, or lists too deep.") from None
 
@@ -136,23 +136,30 @@ _CLAUSES = {
 }
 
 
+_EXTRA = ("extra_forbidden", "unexpected_keyword_argument")
+
+
 def mistake(error: ValidationError) -> str:
     """Describe the first mistake as a clause. Positions in lists count from 1."""
-    first = error.errors(include_url=False, include_context=False)[0]
+    # Of a misspelled name, the name says more than the field that is missing for it.
+    first = min(
+        error.errors(include_url=False, include_context=False), key=lambda found: found["type"] not in _EXTRA
+    )
     # A mistake in the name of an item belongs to its parent.
     parts = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]
     field = ".".join(str(part + 1 if isinstance(part, int) else part) for part in parts)
     field = field if field.isprintable() else json.dumps(field)
     if first["type"] in _CLAUSES:
         return f"{field or 'it'} {_CLAUSES[first['type']]}"
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if first["type"] in _EXTRA:
         # In YAML a text with a colon is read as a field.
         return f"there is no {field}{'; put a text in quotes' if ' ' in field else ''}"
     text = first["msg"].removeprefix("Value error, ")
     if first["type"] != "value_error":
-        text = _lower(text).replace("input should be", "it must be", 1)
+        text = as_clause(text).replace("input should be", "it must be", 1)
     return f"{field} is not valid: {text}" if field else text
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:].rstrip(".")
+def as_clause(text: str) -> str:
+    """Return a sentence as a clause, without a capital, unless of an acronym, and without a stop."""
+    return (text if text[1:2].isupper() else text[:1].lower() + text[1:]).rstrip(".")

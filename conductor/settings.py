@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict
 
+from conductor.config_file import as_clause
 from conductor.entry_points import STORES, plugins
 from conductor.env_file import ENV_FILE, EnvFile, read_env_file
 from conductor.errors import SettingsError
@@ -450,8 +451,7 @@ def load_settings(env_file: Path | None = ENV_FILE, **overrides: Any) -> Setting
 
 
 def _reason(message: str) -> str:
-    text = message.removeprefix("Value error, ").rstrip(".")
-    return f"is not valid: {text[:1].lower()}{text[1:]}."
+    return f"is not valid: {as_clause(message.removeprefix('Value error, '))}."
 
 
 def is_safe_url(url: str) -> bool:

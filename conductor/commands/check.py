@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ import structlog
 
 from conductor.app import make_authenticator, make_services
 from conductor.commands.banner import unknown_names
-from conductor.commands.output import Item, fail, ok, warn, write
+from conductor.commands.output import Item, as_json, fail, ok, warn, write
 from conductor.commands.policy_lint import file_notes, lint, lint_allowed
 from conductor.commands.serve import overrides
 from conductor.commands.tools import started
@@ -61,17 +62,21 @@ _STRONG = re.compile(r"[A-Za-z0-9_-]{16,}")
 
 def run(options: argparse.Namespace) -> int:
     """Run the checks and print a line for each item; returns the exit code, 0 or 2."""
-    return asyncio.run(
-        report(check(overrides(options), offline=options.offline, insecure=options.insecure_no_auth))
-    )
+    items = check(overrides(options), offline=options.offline, insecure=options.insecure_no_auth)
+    return asyncio.run(report(items, json=options.json))
 
 
-async def report(items: AsyncIterator[Item]) -> int:
-    """Write each item at once, then a summary; returns 2 if a check failed, else 0."""
+async def report(items: AsyncIterator[Item], *, json: bool = False) -> int:
+    """Write each item at once, then a summary; with ``json`` each as an object on a line, without a summary.
+
+    Returns 2 if a check failed, else 0.
+    """
     counts = Counter[str]()
     async for item in items:
         counts[item.level] += 1
-        write(item)
+        write(as_json(asdict(item)) if json else item)
+    if json:
+        return 2 if counts["fail"] else 0
     warnings = "1 warning" if counts["warn"] == 1 else f"{counts['warn']} warnings"
     write("", f"{counts['ok']} ok, {warnings}, {counts['fail']} failed")
     return 2 if counts["fail"] else 0
@@ -134,7 +139,7 @@ def settings_items(reading: Reading) -> Iterator[Item]:
     for mistake in file.mistakes if file else ():
         yield fail("settings", mistake)
     for name, reason in reading.invalid.items():
-        yield fail(name.upper(), f"{reason} See .env.example.")
+        yield fail(name.upper(), reason)
 
 
 async def plugin_items() -> AsyncIterator[Item]:
@@ -166,7 +171,8 @@ async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[I
         yield warn("DEVICE_TOOLS_FILE", text)
     path, tools = policies_path(settings), all_tools(settings)
     loaded = load(path)
-    yield ok("rules", f"{path}, rules: {len(loaded)}.")
+    where = path if path.exists() else "none: each tool's risk decides"
+    yield ok("rules", f"{where}, rules: {len(loaded)}." if loaded else f"{where}.")
     for text in (*file_notes(path), *lint(loaded, tools, now=time.time())):
         yield warn("rules", text)
     for text in lint_allowed(settings.allowed_tools, tools):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
@@ -10,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -26,6 +26,12 @@ def write(*lines: object) -> None:
     sys.stdout.flush()
 
 
+def write_warnings(warnings: Iterable[str], *, json: bool) -> None:
+    """Write warnings, each on a line; beside ``json``, which programs read, to the standard error."""
+    stream = sys.stderr if json else sys.stdout
+    stream.writelines(f"warn  {escape(warning)}\n" for warning in warnings)
+
+
 def write_json(value: Any, indent: int | None = 2) -> None:
     """Write a value as JSON, on one line without ``indent``."""
     write(as_json(value, indent))
@@ -36,12 +42,18 @@ def write_table(
     rows: Iterable[Sequence[object]],
     numbers: Collection[str] = (),
     texts: Collection[str] = (),
+    *,
+    json: bool = False,
 ) -> None:
-    """Write a table; columns named in ``numbers`` are aligned right.
+    """Write a table, or with ``json`` a list of objects with the headings as names.
 
+    Columns named in ``numbers`` are aligned right.
     On a terminal the last column and the columns named in ``texts`` wrap; otherwise each row is one complete
     line. Cells may come from clients, so control characters are escaped.
     """
+    if json:
+        write_json([dict(zip(headings, row, strict=True)) for row in rows])
+        return
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         # Names stay whole, so that people can copy them.
@@ -65,12 +77,12 @@ def escape(text: str, keep: str = "") -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in keep else json.dumps(char)[1:-1] for char in text)
+    return "".join(char if char.isprintable() or char in keep else dumps(char)[1:-1] for char in text)
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """Format a value as JSON, on one line without ``indent``, with invisible characters escaped."""
-    return escape(json.dumps(value, indent=indent, ensure_ascii=False), "\n")
+    return escape(dumps(value, indent=indent, ensure_ascii=False), "\n")
 
 
 def confirm(question: str) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from conductor.commands.output import write, write_table
+from conductor.commands.output import write, write_table, write_warnings
 from conductor.commands.policy_lint import file_notes, lint
 from conductor.config_file import parse_json
 from conductor.errors import SettingsError
@@ -20,18 +20,18 @@ from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
 
 
-def list_rules(_options: argparse.Namespace) -> None:
+def list_rules(options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
     path = policies_path(settings)
     loaded, notes = load(path), file_notes(path)
     findings = lint(loaded, all_tools(settings), now=time.time())
-    if loaded:
+    if loaded or options.json:
         rows = [_row(number, rule) for number, rule in enumerate(loaded, 1)]
-        write_table(("", "effect", "tool", "source", "when"), rows, numbers=("",))
+        write_table(("rule", "effect", "tool", "source", "when"), rows, numbers=("rule",), json=options.json)
     else:
         write("There are no rules: each tool's risk decides.")
-    write(*(f"warn  {line}" for line in (*notes, *findings)))
+    write_warnings((*notes, *findings), json=options.json)
 
 
 def _row(number: int, rule: Rule) -> tuple[str, ...]:

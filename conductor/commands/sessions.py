@@ -63,7 +63,7 @@ def list_sessions(options: argparse.Namespace) -> None:
     infos = in_store(read)
     if not infos:
         raise _no_sessions(options.subject)
-    write_table(_HEADINGS, map(_row, infos), _NUMBERS)
+    write_table(_HEADINGS, map(_row, infos), _NUMBERS, json=options.json)
 
 
 def show(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from conductor.commands.output import confirm, write, write_json, write_table
+from conductor.commands.output import confirm, write, write_json, write_table, write_warnings
 from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
@@ -57,8 +57,8 @@ def list_tools(options: argparse.Namespace) -> None:
     for spec in (*specs, *load_catalog(settings.device_tools_file)):
         decision, reason = gate.preview(spec, tainted=False)
         rows.append((spec.name, spec.source, spec.risk, spec.effect, decision, reason))
-    write_table(_HEADINGS, rows)
-    write(*(f"warn  {problem}" for problem in problems))
+    write_table(_HEADINGS, rows, json=options.json)
+    write_warnings(problems, json=options.json)
 
 
 def _gate(settings: Settings) -> Gate:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from conductor import __version__
+from conductor.cli import COMMANDS, main
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
 from tests.models import AnthropicService, Call, Reply
@@ -242,6 +243,52 @@ def test_unknown_arguments_are_one_sentence(conductor: Main, arguments: list[str
     code, out, err = conductor(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("conductor: ") and err.count("\n") == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["sreve"], "no such command: sreve; did you mean serve?"),
+        (["tools", "lst"], "no such command: tools lst; did you mean list?"),
+        (["xyzzy"], "no such command: xyzzy; see conductor --help."),
+        (["tools", "list", "--jsn"], "unrecognized arguments: --jsn; see conductor --help."),
+        (
+            ["sessions", "show"],
+            "the following arguments are required: SESSION; see conductor sessions show --help.",
+        ),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(
+    conductor: Main, arguments: list[str], error: str
+) -> None:
+    assert conductor(*arguments) == (2, "", f"conductor: {error}\n")
+
+
+def test_help_is_a_command_and_completion_knows_every_command(
+    conductor: Main, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["help"], ["help", "tools", "list"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+    help_text, of_list = capfd.readouterr().out.split("usage: ")[1:]
+    assert (
+        help_text.index("serve ")
+        < help_text.index("talk ")
+        < help_text.index("check ")
+        < help_text.index("tools ")
+    )
+    assert of_list.startswith("conductor tools list")
+    code, out, _ = conductor("completion", "bash")
+    assert code == 0 and all(name.split()[-1] in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["tools list", "policy list", "check --offline"])
+def test_a_list_is_printed_as_json(conductor: Main, command: str) -> None:
+    code, out, _ = conductor(*command.split(), "--json")
+    assert code == 0
+    for line in [out] if "list" in command else out.splitlines():
+        assert isinstance(json.loads(line), list if "list" in command else dict)
 
 
 def test_a_closed_pipe_causes_no_traceback(tmp_path: Path) -> None:

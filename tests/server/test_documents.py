@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from protocol_schema import PAYLOADS, sent_by
 
+from conductor.cli import COMMANDS, GROUPS
 from conductor.events.codec import decode_event
 from tests.conftest import ROOT, environment
 from tests.system.clients.programs import STARTING, node_packages, program
@@ -62,10 +63,63 @@ def test_the_site_names_every_page() -> None:
     }
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
+def test_the_pages_of_settings_and_commands_are_up_to_date() -> None:
     script = runpy.run_path(str(ROOT / "scripts" / "docs"))
     page = script["settings_page"]((ROOT / ".env.example").read_text(encoding="utf-8"))
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == page, "run scripts/docs"
+    page = script["commands_page"]()
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8") == page, "run scripts/docs"
+
+
+def code_of(page: Path) -> list[str]:
+    """List the code spans of a page, and the lines of its shell blocks, without prompts."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    return [*spans, *(line for block in blocks for line in block.replace("\\\n", " ").splitlines())]
+
+
+TOP = {
+    path.name
+    for path in ROOT.iterdir()
+    if path.is_dir() and path.name not in ("build", "data") and not path.name.startswith((".venv", ".git"))
+}
+
+
+def missing_paths(code: str) -> Iterator[str]:
+    """List the paths in code that begin with a folder of the project, and do not exist."""
+    for word in re.findall(r"[^\s'\"(),;:=<>]+", code):
+        if word.split("/")[0] in TOP and re.fullmatch(r"(?:[\w.-]+/)+[\w.-]*", word):
+            is_example = re.search(r"\b[A-Z]{4,}\b", word)  # such as NAME
+            if not (is_example or (ROOT / word).exists() or (ROOT / f"{word}.py").exists()):
+                yield word
+
+
+def unknown_commands(code: str) -> Iterator[str]:
+    """List the command lines of the program whose command or options are not in its parser."""
+    for line in re.findall(r"(?:^|\s|bin/)(?:conductor )+([a-z][^|&;`]*)", code):
+        words = line.split()
+        words = words[1:] if words[0] == "help" else words
+        name = " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else " ".join(words[:1])
+        if name in GROUPS or not name or name.isupper():
+            continue
+        options = (
+            {part for argument in COMMANDS[name][2].split() for part in argument.split("/")}
+            if name in COMMANDS
+            else None
+        )
+        if options is None:
+            yield line
+        else:
+            used = (word.partition("=")[0] for word in words if word.startswith("--"))
+            yield from (f"{name} {option}" for option in used if option not in options)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_path_and_command_in_code_exists(page: Path) -> None:
+    code = code_of(page)
+    assert [path for text in code for path in missing_paths(text)] == []
+    assert [command for text in code for command in unknown_commands(text)] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from conductor.config_file import as_clause
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.streams import MAX_MESSAGE_BYTES, message_streams
 
@@ -38,18 +39,22 @@ async def stdio_streams(
     from mcp.client.stdio import get_default_environment
 
     assert config.command is not None
-    process = await asyncio.create_subprocess_exec(
-        config.command,
-        *config.args,
-        stdin=PIPE,
-        stdout=PIPE,
-        stderr=PIPE,
-        limit=MAX_MESSAGE_BYTES,
-        # Of this process's environment only PATH, HOME and the like.
-        env=get_default_environment() | dict(config.env),
-        cwd=config.cwd,
-        start_new_session=True,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            config.command,
+            *config.args,
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=PIPE,
+            limit=MAX_MESSAGE_BYTES,
+            # Of this process's environment only PATH, HOME and the like.
+            env=get_default_environment() | dict(config.env),
+            cwd=config.cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        reason = as_clause(error.strerror or str(error))
+        raise OSError(f"its program {config.command} cannot be started: {reason}") from error
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
     assert stdin is not None and stdout is not None and stderr is not None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -113,7 +114,14 @@ def _loaded(label: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # an import may raise anything
-        raise SettingsError(f"{label} cannot be imported: {type(error).__name__}: {error}.") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"{label}{_line(label, error)} cannot be imported: {reason}.") from error
+
+
+def _line(file: str, error: Exception) -> str:
+    """Return the line of a file in which an error was raised; empty for an error elsewhere."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f", line {lines[-1]}," if lines else ""
 
 
 def _import(file: Path) -> ModuleType:

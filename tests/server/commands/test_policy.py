@@ -44,7 +44,7 @@ def test_rules_are_listed() -> None:
     add("deny", "agent.cancel")
     add("ask", "agent.*", source="device", args={"limit": {"eq": 3}})
     assert [line.split() for line in run_policy("list").splitlines()] == [
-        ["effect", "tool", "source", "when"],
+        ["rule", "effect", "tool", "source", "when"],
         ["1", "deny", "agent.cancel", "any", "always"],
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]

@@ -41,6 +41,7 @@ NEEDS_REPLIES = ": replies are required for model: scripted, and not allowed oth
             ": there is no replies.1.The answer; put a text in quotes.",
         ),
         ("steps:\n- expect: {}", ": steps.1.say is missing."),
+        ("steps:\n- sya: hello", ": there is no steps.1.sya."),
         ("steps:\n- say: Hi\n  expct: {}", ": there is no steps.1.expct."),
         ("steps:\n- say: 12", ": steps.1.say must be a text; put it in quotes."),
         ("steps:\n- say: Hi\n- say: Ho\n  say: Hu", ", line 4 is not valid YAML: duplicate field say."),
