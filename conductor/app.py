@@ -49,7 +49,7 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
     Raises `SettingsError`.
     """
     toolsets = make_toolsets(settings)
-    policies = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
+    file = PolicyFile(policies_path(settings), required=settings.policies_file is not None)
     catalog = load_catalog(settings.device_tools_file)
     metrics = ToolMetrics()
     session_metrics = SessionMetrics(metrics.registry)
@@ -77,8 +77,8 @@ def make_services(settings: Settings, provider: ModelProvider | None = None) -> 
         model_metrics=model_metrics,
         local_only=settings.local_only,
         inspect=settings.inspectors,
-        rules=policies.rules,
-        policies=policies,
+        policies=file.policies,
+        policy_file=file,
         gate_options=GateOptions.of(settings),
         audit=AuditLog(settings.audit_log) if settings.audit_log is not None else None,
         observers=observers,

@@ -20,7 +20,7 @@ GROUPS = {
     "tools": "list and call tools",
     "mcp": "log in to MCP servers, and serve MCP",
     "rehearse": "play conversations from files as tests, and record them",
-    "policy": "list and explain the operator's rules",
+    "policy": "list and explain the operator's rules and presets",
     "sessions": "list, show, replay, export, delete, back up and restore stored sessions",
     "webhooks": "list the webhooks that were given up",
 }
@@ -56,6 +56,7 @@ COMMANDS = {
     ),
     "mcp token": ("print the tokens of programs that use this server by MCP", ".mcp:token", ""),
     "policy list": ("list the rules, and problems with them", ".policy:list_rules", "--json"),
+    "policy presets": ("show what each preset allows for the tools at hand", ".policy:presets", "--json"),
     "policy explain": ("explain the decision on a call", ".policy:explain", "tool arguments --tainted"),
     "sessions list": ("list sessions by subject and id", ".sessions:list_sessions", "--subject --json"),
     "sessions show": (

@@ -170,9 +170,10 @@ async def service_items(settings: Settings, *, offline: bool) -> AsyncIterator[I
         text = f"replaces built-in tools: {', '.join(sorted(replaced))}. Rename them in the file."
         yield warn("DEVICE_TOOLS_FILE", text)
     path, tools = policies_path(settings), all_tools(settings)
-    loaded = load(path)
-    where = path if path.exists() else "none: each tool's risk decides"
-    yield ok("rules", f"{where}, rules: {len(loaded)}." if loaded else f"{where}.")
+    policies = load(path)
+    loaded = policies.rules
+    where = f"{path}, rules: {len(loaded)}" if path.exists() else f"{path.name} is optional and missing"
+    yield ok("rules", f"{where}; the preset {policies.preset} decides where no rule does.")
     for text in (*file_notes(path), *lint(loaded, tools, now=time.time())):
         yield warn("rules", text)
     for text in lint_allowed(settings.allowed_tools, tools):

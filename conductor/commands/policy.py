@@ -15,6 +15,7 @@ from conductor.settings import load_settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.policies import load, policies_path
+from conductor.tools.presets import ABOUT, PRESETS
 from conductor.tools.rules import Rule, describe
 from conductor.tools.toolsets import all_tools
 from conductor.tools.validation import Valid, validate
@@ -24,13 +25,16 @@ def list_rules(options: argparse.Namespace) -> None:
     """List the rules, and warnings about them."""
     settings = load_settings()
     path = policies_path(settings)
-    loaded, notes = load(path), file_notes(path)
+    policies, notes = load(path), file_notes(path)
+    loaded = policies.rules
     findings = lint(loaded, all_tools(settings), now=time.time())
     if loaded or options.json:
         rows = [_row(number, rule) for number, rule in enumerate(loaded, 1)]
         write_table(("rule", "effect", "tool", "source", "when"), rows, numbers=("rule",), json=options.json)
     else:
-        write("There are no rules: each tool's risk decides.")
+        write("There are no rules.")
+    if not options.json:
+        write(f"The preset {policies.preset} decides where no rule does: {ABOUT[policies.preset]}.")
     write_warnings((*notes, *findings), json=options.json)
 
 
@@ -48,8 +52,9 @@ def explain(options: argparse.Namespace) -> None:
         raise SettingsError(f"There is no tool {options.tool!r}.")
     arguments, problem = _arguments(spec, options.arguments)
     path = policies_path(settings)
-    rules, notes = load(path), file_notes(path)
-    gate = Gate(rules, GateOptions.of(settings))
+    policies, notes = load(path), file_notes(path)
+    rules = policies.rules
+    gate = Gate(rules, GateOptions.of(settings), preset=policies.preset)
     verdict = gate.decide(spec, arguments, tainted=options.tainted, may_have_happened=False)
     numbers = [number for number, rule in enumerate(rules, 1) if rule is verdict.rule]
     by = f" (rule {numbers[0]})" if numbers else ""
@@ -62,6 +67,19 @@ def explain(options: argparse.Namespace) -> None:
         write("DRY_RUN is set: a call only describes its effect.")
     write(*(f"warn  {note}" for note in (*notes, *problem)))
     write("Decisions of people in their sessions are not considered.")
+
+
+def presets(options: argparse.Namespace) -> None:
+    """Print what each preset decides about the tools at hand."""
+    settings = load_settings()
+    gate_options = GateOptions.of(settings)
+    rows = []
+    for spec in all_tools(settings):
+        decisions = [Gate((), gate_options, preset=preset).preview(spec, tainted=False) for preset in PRESETS]
+        rows.append((spec.name, spec.risk, spec.effect, *(decision for decision, _ in decisions)))
+    write_table(("tool", "risk", "effect", *PRESETS), rows, json=options.json)
+    if not options.json:
+        write("", *(f"{preset}: {about}" for preset, about in ABOUT.items()))
 
 
 def _arguments(spec: ToolSpec, text: str) -> tuple[Mapping[str, Any], list[str]]:

@@ -65,7 +65,7 @@ def reload(
         "API_KEYS": settings.api_keys != former.api_keys,
         "prompt": after.system_prompt != before.system_prompt,
         "catalog": after.catalog != before.catalog,
-        "rules": after.rules != before.rules,
+        "rules": after.policies != before.policies,
         "models": isinstance(after.provider, ModelRouter) and after.provider.profiles != profiles,
         "tools": _fingerprints(after) != _fingerprints(before),
     }
@@ -92,11 +92,11 @@ def _reload_services(settings: Settings, services: Services) -> Services:
         system_prompt=load_system_prompt(settings.system_prompt_file),
     )
     toolsets = make_toolsets(settings)
-    if services.policies is not None:
-        services.policies.refresh()
-        if services.policies.problem:
-            raise SettingsError(services.policies.problem)
-        services = replace(services, rules=services.policies.rules)
+    if services.policy_file is not None:
+        services.policy_file.refresh()
+        if services.policy_file.problem:
+            raise SettingsError(services.policy_file.problem)
+        services = replace(services, policies=services.policy_file.policies)
     if isinstance(services.provider, ModelRouter):
         services.provider.reload(load_profiles(settings))
     redactor = make_redactor(settings, toolsets)
@@ -115,17 +115,17 @@ async def watch_policies(settings: Settings, listener: Listener, every: float = 
 
     Checks every ``every`` seconds; never returns.
     """
-    policies, checked = listener.services.policies, None
-    while policies is not None:
+    file, checked = listener.services.policy_file, None
+    while file is not None:
         # In a thread: a network folder may hang.
-        await asyncio.to_thread(policies.refresh)
-        rules = policies.rules
-        if rules is not listener.services.rules:
-            listener.reload(replace(listener.services, rules=rules))
-            log.info("policies reloaded", rules=len(rules))
-        if rules is not checked:
-            checked = rules
-            for finding in await asyncio.to_thread(_lint, settings, rules):
+        await asyncio.to_thread(file.refresh)
+        policies = file.policies
+        if policies is not listener.services.policies:
+            listener.reload(replace(listener.services, policies=policies))
+            log.info("policies reloaded", rules=len(policies.rules), preset=policies.preset)
+        if policies is not checked:
+            checked = policies
+            for finding in await asyncio.to_thread(_lint, settings, policies.rules):
                 log.warning("policy finding", finding=finding)
         await asyncio.sleep(every)
 

@@ -62,7 +62,8 @@ def list_tools(options: argparse.Namespace) -> None:
 
 
 def _gate(settings: Settings) -> Gate:
-    return Gate(load(policies_path(settings)), GateOptions.of(settings))
+    policies = load(policies_path(settings))
+    return Gate(policies.rules, GateOptions.of(settings), preset=policies.preset)
 
 
 def call(options: argparse.Namespace) -> int:

@@ -28,9 +28,8 @@ from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.judge import ApprovalJudge, load_judges
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions, Verdict
-from conductor.tools.policies import PolicyFile
+from conductor.tools.policies import Policies, PolicyFile
 from conductor.tools.redaction import Redactor
-from conductor.tools.rules import Rule
 
 Output: TypeAlias = Literal["token", "partial", "speech"]
 SessionStart: TypeAlias = Literal["new", "resumed", "not_kept"]
@@ -177,7 +176,7 @@ class Services:
     ``speak_segments``: replies are spoken in segments to all clients. ``bridge_phrases`` are spoken when a
     turn waits long for a tool or the model.
     ``summarize_history``: the model summarises the dropped part of a history.
-    ``rules`` are the operator's, read from ``policies``. ``subject_records`` enable the scope "always".
+    ``policies`` are the operator's, read from ``policy_file``. ``subject_records`` enable the scope "always".
     ``turn_rates`` and ``budget`` limit turns and the model's use by person; a rate is kept by the
     sessions that share it. With ``local_only`` nothing leaves the local network. ``inspect``: which clients
     may read the tools and the prompt of their session.
@@ -197,8 +196,8 @@ class Services:
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     local_only: bool = False
-    rules: Sequence[Rule] = ()
-    policies: PolicyFile | None = None
+    policies: Policies = Policies()
+    policy_file: PolicyFile | None = None
     gate_options: GateOptions = field(default_factory=GateOptions)
     audit: AuditLog | None = None
     observers: Observers = field(default_factory=Observers)

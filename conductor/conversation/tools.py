@@ -164,7 +164,12 @@ class SessionTools:
         """The executor for the present declaration."""
         if self._executor is None:
             services, weak = self._services, proxy(self)
-            gate = Gate(services.rules, services.gate_options, lambda: weak.grants())
+            gate = Gate(
+                services.policies.rules,
+                services.gate_options,
+                lambda: weak.grants(),
+                preset=services.policies.preset,
+            )
             self._executor = ToolExecutor(
                 self._toolsets, services.limits, gate, services.redactor, self._rates
             )

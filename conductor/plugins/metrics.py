@@ -83,13 +83,13 @@ class MetricsEndpoint:
         process = CollectorRegistry()
         labels = {"version": __version__} | ({"worker": str(worker)} if worker else {})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
-        is_invalid = services.policies is not None and bool(services.policies.problem)
+        is_invalid = services.policy_file is not None and bool(services.policy_file.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
             ("sessions", "Loaded sessions.", len(self._listener.registry)),
             ("connections", "Open WebSocket connections.", self._listener.connections),
             ("mcp_connections", "Open WebSockets of MCP clients.", self._listener.mcp_connections),
-            ("policy_rules", "The operator's rules in force.", len(services.rules)),
+            ("policy_rules", "The operator's rules in force.", len(services.policies.rules)),
             ("policy_problem", "1 if the rules file is not valid and the earlier rules hold.", is_invalid),
         ):
             Gauge(f"conductor_{name}", meaning, registry=process).set(value)

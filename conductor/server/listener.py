@@ -278,7 +278,7 @@ class Listener:
             return text_response(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
             if self.ready.is_set() and self._store_available():
-                invalid = self.services.policies is not None and self.services.policies.problem
+                invalid = self.services.policy_file is not None and self.services.policy_file.problem
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
                 return text_response(http.HTTPStatus.OK, f"ready{note}\n")
             return text_response(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")

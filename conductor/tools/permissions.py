@@ -1,7 +1,6 @@
 """Permission decisions: whether a call is allowed, asked about or denied, with the reasons.
 
-Pure functions; the time is passed in. Order: deny, ask, allow, the default of the risk. Specificity does not
-count.
+Pure functions; the time is passed in. Order: deny, ask, allow, the preset. Specificity does not count.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 from conductor.settings import Settings
 from conductor.tools.base import Caution, ToolSpec, matcher
 from conductor.tools.predicates import Argument
+from conductor.tools.presets import PRESETS, UNDONE, Preset
 from conductor.tools.rules import GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
 
 Decision: TypeAlias = RuleEffect | Literal["disabled"]
@@ -50,7 +50,6 @@ class Verdict:
     cautions: tuple[Caution, ...] = ()
 
 
-UNDONE = "It cannot be undone."
 _STRANGERS = "It may come from strangers, whose text is in this conversation, and not from you."
 _RULE_WORDS = {
     "deny": "The operator's rules forbid it",
@@ -72,23 +71,6 @@ def _refusals(spec: ToolSpec, options: GateOptions) -> tuple[str, ...]:
 
 def _is_listed(spec: ToolSpec, options: GateOptions) -> bool:
     return not options.allowed_tools or any(matcher(glob)(spec.name) for glob in options.allowed_tools)
-
-
-def _default(spec: ToolSpec) -> tuple[RuleEffect, tuple[str]]:
-    if spec.approval == "never":
-        return "allow", ("The app declares that it needs no approval.",)
-    if spec.risk == "safe" and spec.approval is None:
-        return "allow", ("It is safe.",)
-    if spec.risk == "safe":
-        return "ask", ("The app wants you to be asked each time.",)
-    return "ask", (_EFFECT_WORDS[spec.effect],)
-
-
-_EFFECT_WORDS = {
-    "read": "It may read something private.",
-    "write": "It changes something.",
-    "irreversible": UNDONE,
-}
 
 
 def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: GrantScope) -> Rule:
@@ -114,19 +96,20 @@ MAY_HAVE_HAPPENED = "An identical call before may have happened already."
 class Gate:
     """Decides about calls by the operator's rules and options and by ``grants``, the person's rules.
 
-    ``now`` returns epoch seconds.
+    ``preset`` decides where no rule does. ``now`` returns epoch seconds.
     """
 
     rules: Sequence[Rule] = ()
     options: GateOptions = field(default_factory=GateOptions)
     grants: Callable[[], Sequence[Rule]] = tuple
     now: Callable[[], float] = time.time
+    preset: Preset = "standard"
 
     def offers(self, spec: ToolSpec) -> bool:
         """Return whether a tool is offered to the model.
 
-        Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, or if a deny rule without
-        an expiry covers all its calls.
+        Not if ALLOWED_TOOLS excludes it, if it uses the network under LOCAL_ONLY, if a deny rule without
+        an expiry covers all its calls, or if the preset denies it and no rule is about it.
         """
         options = self.options
         if (options.allowed_tools and not _is_listed(spec, options)) or (
@@ -136,7 +119,8 @@ class Gate:
         for rule in self.rules:
             if rule.effect == "deny" and rule.unconditional and rule.expires is None and rule.covers(spec):
                 return False
-        return True
+        is_ruled = any(rule.effect != "deny" and rule.covers(spec) for rule in self.rules)
+        return is_ruled or PRESETS[self.preset](spec)[0] != "deny"
 
     def is_dry(self, spec: ToolSpec) -> bool:
         """Return whether a tool's calls are only simulated: under DRY_RUN, all calls that are not safe."""
@@ -190,8 +174,15 @@ class Gate:
 
         # Before any allow rule: a stranger's text may speak in the person's name.
         taint = (_STRANGERS,) if is_tainted else ()
+        default, why = PRESETS[self.preset](spec)
+        refusals = _refusals(spec, self.options)
+        # A person's grant is no exception to what the preset forbids.
+        if default == "deny" and not any(
+            r.effect != "deny" and matches(r, spec, call, now) for r in self.rules
+        ):
+            refusals += (why,)
         order: list[tuple[RuleEffect, tuple[str, ...]]]
-        order = [("deny", _refusals(spec, self.options)), ("ask", taint), ("allow", ())]
+        order = [("deny", refusals), ("ask", taint), ("allow", ())]
         for effect, reasons in order:
             matching = (rule for rule in rules if rule.effect == effect and matches(rule, spec, call, now))
             if rule := next(matching, None):
@@ -199,4 +190,4 @@ class Gate:
             if reasons:
                 undone = (UNDONE,) if effect == "ask" and spec.effect == "irreversible" else ()
                 return verdict(effect, (*reasons, *undone), rule)
-        return verdict(*_default(spec))
+        return verdict(default, (why,))

@@ -20,6 +20,7 @@ from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
 from conductor.stores.base import SessionKey
 from conductor.tools.base import ToolSpec
+from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule
 from tests.models import Script
 from tests.session.helpers import (
@@ -138,7 +139,9 @@ async def scene(
     **limits: Any,
 ) -> AsyncIterator[Scene]:
     """Say "go" to a session with tools that ask."""
-    services = replace(services or make_services(replies, **limits), catalog=catalog, rules=rules)
+    services = replace(
+        services or make_services(replies, **limits), catalog=catalog, policies=Policies(tuple(rules))
+    )
     ran: list[str] = []
 
     def handle(name: str, call_id: str) -> str | None:
@@ -903,7 +906,7 @@ async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> Non
     async with scene(capabilities=ALL) as on:
         card = await on.card()
         rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
-        on.stage.session.reload(replace(on.stage.services, rules=rules))
+        on.stage.session.reload(replace(on.stage.services, policies=Policies(tuple(rules))))
         await on.tap(card, "allow")
         assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
 
@@ -1028,7 +1031,7 @@ async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None
             keep = replace(KEEP[-1], description="Something else.")
             on.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
         else:
-            on.stage.session.reload(replace(services, rules=[Rule("ask", "device.keep")]))
+            on.stage.session.reload(replace(services, policies=Policies((Rule("ask", "device.keep"),))))
         await on.tap(card, "allow")
         assert on.ran == ["device.look", "device.move"]
         assert on.results()[1]["error_type"] == "permission_denied"

@@ -13,6 +13,7 @@ from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES
 from conductor.messages import ToolCall
 from conductor.stores.memory import MemoryStore
+from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule, encode_rules
 from tests.session.helpers import (
     CATALOG,
@@ -105,7 +106,7 @@ async def test_the_capabilities_of_this_version_are_accepted_in_its_own_order(
 
 async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
     services = make_services()
-    ruled = replace(services, rules=(Rule("deny", "device.pick"), Rule("ask", "device.look")))
+    ruled = replace(services, policies=Policies((Rule("deny", "device.pick"), Rule("ask", "device.look"))))
     stage = await make_client(ruled)
     tools = [{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")]
     await start(stage, SessionStart(capabilities=["tools"], tools=tools))
@@ -113,7 +114,7 @@ async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool(
     assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "needed"]
     stage.session.state.grants = encode_rules([Rule("allow", "*")])
     assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "free"]
-    stage.session.reload(replace(services, rules=()))
+    stage.session.reload(replace(services, policies=Policies()))
     assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]
 
 

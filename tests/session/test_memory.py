@@ -19,6 +19,7 @@ from conductor.plugins.tools.memory import FIELD, MAX_ENTRIES, MAX_TEXT_CHARS, F
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule
 from conductor.tools.validation import Valid, validate
 from tests.session.helpers import App, Stage, call, die, make_services, open_session
@@ -141,7 +142,7 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
 async def test_an_entry_is_data_and_makes_writes_ask_that_are_allowed(entry: str | None) -> None:
     store = MemoryStore()
     await remember(store, *filter(None, [entry]))
-    stage = await open_stage(TEA, store, rules=[Rule("allow", tool="remember")])
+    stage = await open_stage(TEA, store, policies=Policies((Rule("allow", tool="remember"),)))
     stage.app.say("hello")
     if entry is not None:
         card = (await stage.app.until("approval.request"))["payload"]

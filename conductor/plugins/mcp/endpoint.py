@@ -231,7 +231,7 @@ class McpEndpoint:
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:
         services = self._listener.services
-        gate = Gate(services.rules, services.gate_options)
+        gate = Gate(services.policies.rules, services.gate_options, preset=services.policies.preset)
         rates = self._person(caller.person).tool_rates
         return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
 

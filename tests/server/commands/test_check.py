@@ -139,7 +139,7 @@ async def test_tools_and_rules_are_counted() -> None:
     assert [re.split(": no tool|; a tool", line)[0] for line in lines[2:8]] == [
         "ok    tools: 8 builtin, 2 device, 1 python.",
         "warn  DEVICE_TOOLS_FILE: replaces built-in tools: calculator. Rename them in the file.",
-        "ok    rules: policies.json, rules: 1.",
+        "ok    rules: policies.json, rules: 1; the preset standard decides where no rule does.",
         "warn  rules: Every user of this machine may write policies.json. Use chmod 600.",
         "warn  rules: Rule 1 (deny agent.cancel) may never match",
         "warn  ALLOWED_TOOLS: names agent.stauts, but no tool of the catalog or the server has this name",

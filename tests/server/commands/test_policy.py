@@ -36,18 +36,30 @@ def explain(*arguments: str) -> tuple[str, str]:
 
 
 def test_without_a_file_there_are_no_rules() -> None:
-    assert run_policy("list") == "There are no rules: each tool's risk decides.\n"
+    assert run_policy("list").startswith(
+        "There are no rules.\nThe preset standard decides where no rule does: "
+    )
     assert not FILE.exists()
 
 
 def test_rules_are_listed() -> None:
     add("deny", "agent.cancel")
     add("ask", "agent.*", source="device", args={"limit": {"eq": 3}})
-    assert [line.split() for line in run_policy("list").splitlines()] == [
+    assert [line.split() for line in run_policy("list").splitlines()[:-1]] == [
         ["rule", "effect", "tool", "source", "when"],
         ["1", "deny", "agent.cancel", "any", "always"],
         ["2", "ask", "agent.*", "device", "where", "limit", "is", "3"],
     ]
+
+
+def test_the_preset_is_named_where_it_decides() -> None:
+    FILE.write_text('{"version": 1, "preset": "read_only"}')
+    assert "The preset read_only decides" in run_policy("list")
+    head, rest = explain("agent.cancel")
+    assert head == "agent.cancel: deny" and "The preset read_only allows reads alone." in rest
+    rows = [line.split() for line in run_policy("presets").splitlines()]
+    assert rows[0][3:] == ["read_only", "ask_everything", "standard", "trusted"]
+    assert ["agent.cancel", "medium", "write", "disabled", "ask", "allow", "allow"] in rows
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,10 @@ async def test_a_running_server_takes_changed_rules_up_by_itself(
         await phone.ask("look")
         assert len(phone.runs) == 1
         write_rules(tmp_path, {"effect": "ask", "tool": "look"})
-        await until(lambda: len(server.listener.services.rules) == 1)
+        await until(lambda: len(server.listener.services.policies.rules) == 1)
         await ask_deciding(phone, "look", "deny")
         write_rules(tmp_path)
-        await until(lambda: not server.listener.services.rules)
+        await until(lambda: not server.listener.services.policies.rules)
 
 
 async def test_misspelt_tools_in_rules_and_in_allowed_tools_are_logged_at_the_start(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conductor.settings import Settings
 from conductor.tools.base import ToolSpec
 from conductor.tools.permissions import MAY_HAVE_HAPPENED, Gate, GateOptions, Verdict, grant
+from conductor.tools.presets import PRESETS, Preset
 from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0
@@ -34,6 +35,51 @@ def verdict(
 ) -> Verdict:
     gate = Gate(rules, options, now=lambda: NOW)
     return gate.decide(tool, arguments or {}, tainted=tainted, may_have_happened=unknown)
+
+
+# Tool, and the decisions of read_only, ask_everything, standard and trusted; "-": the model does not see it.
+PRESET_TABLE: list[tuple[ToolSpec, str, str, str, str]] = [
+    (spec("time.now", risk="safe", effect="read"), "allow", "ask", "allow", "allow"),
+    (spec("photo.find", risk="medium", effect="read"), "ask", "ask", "ask", "allow"),
+    (spec("file.read", risk="high", effect="read"), "ask", "ask", "ask", "ask"),
+    (spec("task.add", risk="safe", effect="write"), "-", "ask", "allow", "allow"),
+    (spec("file.write", risk="medium", effect="write"), "-", "ask", "ask", "allow"),
+    (spec("lamp", risk="medium", effect="write", approval="never"), "-", "ask", "allow", "allow"),
+    (spec("file.wipe", risk="medium", effect="irreversible"), "-", "ask", "ask", "ask"),
+    (spec("money.send", risk="high", effect="irreversible"), "-", "ask", "ask", "ask"),
+    (spec("money.pay", risk="high", effect="write", approval="never"), "-", "ask", "allow", "allow"),
+]
+
+
+@pytest.mark.parametrize(
+    ("tool", "decisions"), [(row[0], row[1:]) for row in PRESET_TABLE], ids=lambda v: getattr(v, "name", "")
+)
+def test_a_preset_decides_where_no_rule_does(tool: ToolSpec, decisions: tuple[str, ...]) -> None:
+    for preset, expected in zip(PRESETS, decisions, strict=True):
+        gate = Gate(preset=preset, now=lambda: NOW)
+        decision = gate.decide(tool, {}, tainted=False, may_have_happened=False).effect
+        assert ("-" if not gate.offers(tool) else decision) == expected, preset
+        assert gate.offers(tool) == (decision != "deny")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_the_operators_rules_come_before_the_preset(preset: Preset) -> None:
+    tool = spec("file.write", risk="medium", effect="write")
+    for effect in ("allow", "ask", "deny"):
+        gate = Gate([Rule(effect, "file.*")], preset=preset, now=lambda: NOW)
+        assert gate.decide(tool, {}, tainted=False, may_have_happened=False).effect == effect
+        assert gate.offers(tool) == (effect != "deny")
+
+
+def test_a_persons_grant_is_no_exception_to_what_a_preset_forbids() -> None:
+    tool = spec("file.write", risk="medium", effect="write")
+    rule = grant(tool, {}, scope="always")
+    presets: list[tuple[Preset, str]] = [("read_only", "deny"), ("ask_everything", "allow")]
+    for preset, expected in presets:
+        gate = Gate(grants=lambda: [rule], preset=preset, now=lambda: NOW)
+        for tainted in (False, True):
+            decision = gate.decide(tool, {}, tainted=tainted, may_have_happened=tainted).effect
+            assert decision == ("ask" if tainted and expected == "allow" else expected)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from conductor.commands.policy_lint import file_notes, lint
 from conductor.config_file import MAX_BYTES
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolSpec
-from conductor.tools.policies import MAX_RULES, PolicyFile, load
+from conductor.tools.policies import MAX_RULES, Policies, PolicyFile, load
 from conductor.tools.rules import Rule
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -43,7 +43,7 @@ def refusal(path: Path) -> str:
 
 
 def test_a_missing_file_has_no_rules_unless_it_is_required(path: Path) -> None:
-    assert load(path) == ()
+    assert load(path) == Policies()
     assert list(path.parent.iterdir()) == []
     with pytest.raises(SettingsError, match="policies.json cannot be read: no such file"):
         load(path, required=True)
@@ -52,9 +52,9 @@ def test_a_missing_file_has_no_rules_unless_it_is_required(path: Path) -> None:
 def test_the_rules_are_read_in_their_order(path: Path) -> None:
     expected = (Rule("deny", "a.*"), Rule("allow", "b", comment="because"))
     write(path, DENY, {"effect": "allow", "tool": "b", "comment": "because"})
-    assert load(path) == expected
+    assert load(path) == Policies(expected)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert load(path) == expected
+    assert load(path) == Policies(expected)
 
 
 RULES = '{"version": 1, "rules": [\n  {"effect": "deny", "tool": "a.*"},\n  %s\n]}'
@@ -92,8 +92,17 @@ def test_a_mistake_is_one_sentence_and_the_file_is_unchanged(path: Path, rule: s
     ("text", "sentence"),
     [
         ("", "policies.json is not valid JSON, line 1, column 1: expecting value."),
-        ('{"version":1}', 'policies.json must be a JSON object with a list under "rules".'),
-        ('{"version":1,"rules":{}}', 'policies.json must be a JSON object with a list under "rules".'),
+        ("[]", "policies.json must be a JSON object."),
+        ('{"version":1,"rules":{}}', 'policies.json must have a list under "rules".'),
+        ('{"version":1,"rule":[]}', 'policies.json: there is no "rule"; there are: version, preset, rules.'),
+        (
+            '{"version":1,"preset":"yolo"}',
+            'policies.json: "preset" must be one of read_only, ask_everything, standard, trusted.',
+        ),
+        (
+            '{"version":1,"preset":[]}',
+            'policies.json: "preset" must be one of read_only, ask_everything, standard, trusted.',
+        ),
         ('{"version":2,"rules":[]}', 'policies.json must have "version": 1; it may be from another release.'),
         (
             '{"version":true,"rules":[]}',
@@ -108,9 +117,14 @@ def test_json_that_is_no_policies_file_is_refused_and_left_alone(
     assert refusal(path) == sentence
 
 
+def test_a_preset_needs_no_rules(path: Path) -> None:
+    path.write_text('{"version": 1, "preset": "read_only"}')
+    assert load(path) == Policies((), "read_only")
+
+
 def test_too_many_rules_are_refused(path: Path) -> None:
     write(path, *[DENY] * MAX_RULES)
-    assert len(load(path)) == MAX_RULES
+    assert len(load(path).rules) == MAX_RULES
     write(path, *[DENY] * (MAX_RULES + 1))
     assert refusal(path) == f"policies.json has more than {MAX_RULES} rules."
 
@@ -155,16 +169,16 @@ def replaced(path: Path, text: str) -> None:
 
 def test_a_changed_file_is_read_again(path: Path) -> None:
     file = PolicyFile(path)
-    assert not file.rules and not file.problem
+    assert not file.policies.rules and not file.problem
     write(path, {"effect": "deny", "tool": "a"})
     file.refresh()
-    rules = file.rules
+    rules = file.policies.rules
     assert [rule.tool for rule in rules] == ["a"]
     file.refresh()
-    assert file.rules is rules, "an unchanged file is not read again"
+    assert file.policies.rules is rules, "an unchanged file is not read again"
     write(path)
     file.refresh()
-    assert not file.rules
+    assert not file.policies.rules
 
 
 @pytest.mark.parametrize(
@@ -180,12 +194,12 @@ def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: 
     with structlog.testing.capture_logs() as logs:
         file.refresh()
         file.refresh()
-    assert [rule.tool for rule in file.rules] == ["a.*"]
+    assert [rule.tool for rule in file.policies.rules] == ["a.*"]
     assert "policies.json" in file.problem
     assert [(item["log_level"], item["problem"]) for item in logs] == [("error", file.problem)]
     replaced(path, '{"version": 1, "rules": []}')
     file.refresh()
-    assert not file.rules and not file.problem
+    assert not file.policies.rules and not file.problem
 
 
 # -- rules that make no sense
