@@ -7,7 +7,14 @@ from typing import TypeAlias
 
 from conductor.conversation import consent
 from conductor.conversation.receive import ended, remembered, turn_started
-from conductor.conversation.records import CallReleased, DeviceWanted, Record, ReplyBroken, TurnEnded
+from conductor.conversation.records import (
+    CallFinished,
+    CallReleased,
+    DeviceWanted,
+    Record,
+    ReplyBroken,
+    TurnEnded,
+)
 from conductor.conversation.state import Call, Cause
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.messages import ToolCall
@@ -96,7 +103,7 @@ def _begin(view: View) -> Step:
     if view.requests:
         return PrepareRequest(view.requests[0])
     floor_at = view.floor_at
-    if not state.notices or floor_at is None:
+    if floor_at is None:
         return AwaitResults()
     now = view.now()
     first = next((notice for notice in state.notices if notice.expires_at > now), None)
@@ -107,8 +114,7 @@ def _begin(view: View) -> Step:
 
 def _speak(view: View, cause: Cause, sentence: str) -> list[Record]:
     """Make a turn that speaks a sentence."""
-    speech_text = for_the_ear(sentence)
-    end = TurnEnded("answered", apology=sentence, speech_text=speech_text, follows=bool(view.state.queue))
+    end = TurnEnded("answered", apology=sentence, speech_text=for_the_ear(sentence))
     return [turn_started(view, cause), end]
 
 
@@ -132,13 +138,7 @@ def _round(view: View, calls: list[Call]) -> Step:
         if call.claim != view.state.claim and (call.effect != "read" or call.consent == "given")
     ]
     if orphans:
-        outcomes = [
-            interrupted_outcome(call.effect, was_sent=True, reason="connection_lost") for call in orphans
-        ]
-        return [
-            finish_without_result(view, call, outcome, starts_turn=False)
-            for call, outcome in zip(orphans, outcomes, strict=True)
-        ]
+        return [_lost(view, call) for call in orphans]
     if started:
         return RunCalls(tuple(started))
     gated = [call for call in calls if call.consent == "needed" and call.is_open]
@@ -146,6 +146,12 @@ def _round(view: View, calls: list[Call]) -> Step:
     if gated and not running:
         return AskPerson(tuple(call.id for call in gated))
     return AwaitResults(tuple(call.id for call in calls if call.is_open))
+
+
+def _lost(view: View, call: Call) -> CallFinished:
+    """Make the honest result of a call whose process is gone."""
+    outcome = interrupted_outcome(call.effect, was_sent=True, reason="connection_lost")
+    return finish_without_result(view, call, outcome, starts_turn=False)
 
 
 def _released(view: View, calls: list[Call]) -> list[Record]:

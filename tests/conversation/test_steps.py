@@ -244,6 +244,13 @@ STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
     ("calls of which one has ended", fold(finished("c2"), state=TWO_CALLS), {}, RULES, AwaitResults(("c1",))),
     ("a call that needs a yes", in_turn(replied(NEEDS_YES)), {}, RULES, AskPerson(("c1",))),
     (
+        "a call of the server that needs a yes",
+        in_turn(replied(local(effect="write", consent="needed"))),
+        {},
+        RULES,
+        AskPerson(("c1",)),
+    ),
+    (
         "a call that needs a yes, behind one that runs",
         in_turn(replied(device(), device("c2", consent="needed"))),
         {},
