@@ -183,15 +183,13 @@ def due(view: View) -> list[Record]:
 def deadline(view: View, *limits: int | None) -> int | None:
     """Give the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
     state = view.state
-    turn, times = state.turn, list(filter(None, limits))
-    if state.questions:
-        times += [question.expires_at for question in state.questions.values()]
-        focus = state.focus
-        if focus is not None and not focus.card and focus.repeat_at:
-            times.append(max(focus.repeat_at, view.speaking_until))
+    turn, focus, times = state.turn, state.focus, list(filter(None, limits))
+    times += [question.expires_at for question in state.questions.values()]
+    if focus is not None and not focus.card and focus.repeat_at:
+        times.append(max(focus.repeat_at, view.speaking_until))
     if turn is not None and turn.running_since:
         times.append(turn.running_since + turn.left_ms)
-    if turn is None and state.notices and view.floor_at is not None and not view.draining:
+    if turn is None and view.floor_at is not None and not view.draining:
         at, now = max(view.floor_at, view.notices_after), view.now()
         if at > now and any(notice.expires_at > now for notice in state.notices):
             times.append(at)

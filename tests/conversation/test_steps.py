@@ -282,6 +282,13 @@ STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
         [r.CallReleased("c2")],
     ),
     (
+        "a write whose earlier write could not be asked about",
+        in_turn(replied(NEEDS_YES, HELD), finished("c1", "permission_denied")),
+        {},
+        RULES,
+        [r.CallReleased("c2")],
+    ),
+    (
         "a write after a read that needs a yes",
         in_turn(replied(device(effect="read", consent="needed"), HELD)),
         {},
@@ -306,7 +313,7 @@ STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
     ),
     (
         "a write that has its result",
-        in_turn(replied(device(), HELD), finished("c2", "permission_denied")),
+        in_turn(replied(device(), HELD), finished("c2", "cancelled")),
         {},
         RULES,
         AwaitResults(("c1",)),
