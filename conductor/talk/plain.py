@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import re
 import threading
@@ -55,8 +56,9 @@ class StdinReader:
         except OSError:  # a stream without a file
             yield from (line.rstrip("\r\n") for line in self._stream)
             return
-        while line := stream.readline(MAX_LINE):
-            yield line.decode(self._stream.encoding or "utf-8", "replace").rstrip("\r\n")
+        with contextlib.suppress(OSError):  # a terminal that is gone is the end of its input
+            while line := stream.readline(MAX_LINE):
+                yield line.decode(self._stream.encoding or "utf-8", "replace").rstrip("\r\n")
 
 
 class Plain:
