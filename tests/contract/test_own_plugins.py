@@ -13,12 +13,12 @@ from conductor.models.base import ModelProvider
 from conductor.models.profiles import load_profiles
 from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import load_settings
+from conductor.testing.auth import AuthContract
+from conductor.testing.judge import JudgeContract
+from conductor.testing.model import ModelContract
+from conductor.testing.toolset import MakeToolset, ToolsetContract
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.judge import ApprovalJudge
-from tests.contract.auth import AuthContract
-from tests.contract.judge import JudgeContract
-from tests.contract.model import ModelContract
-from tests.contract.toolset import MakeToolset, ToolsetContract
 
 TOKENS = ("correct-horse-battery-staple", "another-token-of-a-person")
 

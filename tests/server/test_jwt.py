@@ -25,7 +25,7 @@ from conductor.errors import SettingsError
 from conductor.plugins.auth.jwt import LEEWAY_S, MAX_AGE_S, REFRESH_S, REREAD_S, RETRY_S, JwtAuthenticator
 from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import load_settings
-from tests.contract.auth import AuthContract
+from conductor.testing.auth import AuthContract
 from tests.models import AnthropicService
 from tests.server.wires import http, upgrade
 from tests.serving import configured

@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def variables(site: Path, **values: str) -> dict[str, str]:
     """Make the environment of a process that sees the packages."""
-    return environment(HOUSE_KEY="key-of-the-house", **values) | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    return environment(HOUSE_KEY="key-of-the-house", **values) | {"PYTHONPATH": str(site)}
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.name)
@@ -50,6 +50,31 @@ def test_it_passes_its_contract(site: Path, plugin: Path, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path), str(test)]
     run = subprocess.run(
         command,
+        cwd=tmp_path,
+        env=variables(site) | {"PYTHONWARNINGS": ""},
+        capture_output=True,
+        timeout=SECONDS,
+    )
+    assert run.returncode == 0, run.stdout.decode()
+
+
+def snippets() -> list[str]:
+    """List the tests of docs/plugins.md, each with the module that it tests where the page has it."""
+    text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_snippets_of_the_page_run(site: Path, tmp_path: Path) -> None:
+    modules = {"AcmeModel": "acme_model", "AcmeTools": "acme_tools"}
+    tests = 0
+    for number, code in enumerate(snippets()):
+        own = next((module for name, module in modules.items() if f"class {name}" in code), None)
+        (tmp_path / f"{own or f'test_{number}'}.py").write_text(code)
+        tests += own is None
+    assert tests == 5
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "asyncio_mode=auto"]
+    run = subprocess.run(
+        [*command, "-c", os.devnull, "--rootdir", str(tmp_path), str(tmp_path)],
         cwd=tmp_path,
         env=variables(site) | {"PYTHONWARNINGS": ""},
         capture_output=True,

@@ -45,6 +45,7 @@ _below = {*_LEAVES, "events", "models", "stores"}
 for _part in ("tools", "conversation", "observers", "server", "app"):
     BELOW[_part] = frozenset(_below)
     _below.add(_part)
+BELOW["plugin"] = BELOW["testing"] = frozenset(_below - {"app"})
 BELOW["plugins"] = frozenset(_below - {"app"})
 _below.add("plugins")
 BELOW["commands"] = frozenset(_below)  # what the command line runs besides the server

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from conductor.tools.base import Caution, ToolSpec
-from conductor.tools.judge import Answer, AnswerKind
+from conductor.plugin import Answer, AnswerKind, Caution, ToolSpec
 
 YES = {"ja", "ja graag", "jazeker", "prima", "doe maar", "ja doe maar", "akkoord"}
 NO = {"nee", "nee dank je", "liever niet", "niet doen", "stop"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from dutch_judge import NO, YES, DutchJudge
 
-from tests.contract.judge import JudgeContract
+from conductor.testing.judge import JudgeContract
 
 
 class TestDutch(JudgeContract):

@@ -6,10 +6,17 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from conductor.messages import ToolCall, ToolResult, UserMessage
-from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta
-from conductor.models.profiles import ModelProfile
-from conductor.settings import Settings
+from conductor.plugin import (
+    Finished,
+    ModelEvent,
+    ModelProfile,
+    ModelRequest,
+    Settings,
+    TextDelta,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 
 
 class EchoModel:

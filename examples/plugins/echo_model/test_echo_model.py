@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from echo_model import EchoModel
 
-from tests.contract.model import ModelContract
+from conductor.testing.model import ModelContract
 
 
 class TestEcho(ModelContract):

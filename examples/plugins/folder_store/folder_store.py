@@ -12,8 +12,17 @@ from pathlib import Path
 
 import msgspec
 
-from conductor.errors import Fenced
-from conductor.stores.base import Claim, Meta, SessionKey, Stored, StoreOptions, new_token, settle, too_many
+from conductor.plugin import (
+    Claim,
+    Fenced,
+    Meta,
+    SessionKey,
+    Stored,
+    StoreOptions,
+    new_token,
+    settle,
+    too_many,
+)
 
 
 class _File(msgspec.Struct):

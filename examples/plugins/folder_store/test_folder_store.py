@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from folder_store import from_url
 
-from tests.contract.store import MakeStore, StoreContract
+from conductor.testing.store import MakeStore, StoreContract
 
 
 class TestFolder(StoreContract):

@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from conductor.errors import SettingsError
-from conductor.settings import Settings, environment_value
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.plugin import (
+    CallContext,
+    Settings,
+    SettingsError,
+    ToolOutcome,
+    Toolset,
+    ToolSpec,
+    environment_value,
+    failed,
+    succeeded,
+)
 
 SPECS = (
     ToolSpec(

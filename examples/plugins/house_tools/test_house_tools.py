@@ -9,7 +9,7 @@ import pytest
 from house_tools import from_settings
 
 from conductor.settings import load_settings
-from tests.contract.toolset import MakeToolset, ToolsetContract
+from conductor.testing.toolset import MakeToolset, ToolsetContract
 
 
 class TestHouse(ToolsetContract):

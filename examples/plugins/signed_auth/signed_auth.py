@@ -10,9 +10,15 @@ import hmac
 import time
 from urllib.parse import parse_qs
 
-from conductor.errors import SettingsError
-from conductor.server.auth import Authenticator, Handshake, Principal, person_id
-from conductor.settings import Settings, environment_value
+from conductor.plugin import (
+    Authenticator,
+    Handshake,
+    Principal,
+    Settings,
+    SettingsError,
+    environment_value,
+    person_id,
+)
 
 
 def sign(key: str, person: str, until: str) -> str:

@@ -8,9 +8,9 @@ import pytest
 from signed_auth import from_settings, sign
 from websockets.datastructures import Headers
 
-from conductor.server.auth import Authenticator, Handshake
+from conductor.plugin import Authenticator, Handshake
 from conductor.settings import load_settings
-from tests.contract.auth import AuthContract
+from conductor.testing.auth import AuthContract
 
 KEY = "k" * 32
 

@@ -11,7 +11,7 @@ import pytest
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import StoreOptions
-from tests.contract.store import MakeStore, StoreContract
+from conductor.testing.store import MakeStore, StoreContract
 from tests.services.postgres_server import PostgresServer
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_server import RedisServer

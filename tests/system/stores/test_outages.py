@@ -15,7 +15,7 @@ from conductor.errors import Conflict, StoreUnavailable
 from conductor.plugins.stores.postgres import PostgresStore
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import Claim, SessionKey, SessionLog
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.postgres_server import PostgresServer
 from tests.services.redis_server import WAIT, RedisServer
 

@@ -14,7 +14,7 @@ from conductor.plugins.stores.postgres import PostgresStore
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from conductor.stores.registry import open_store
-from tests.contract.store import KEY, filled
+from conductor.testing.store import KEY, filled
 from tests.services.postgres_server import PostgresServer
 from tests.services.redis_server import free_port
 

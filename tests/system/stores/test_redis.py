@@ -10,7 +10,7 @@ import pytest
 from conductor.errors import StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import SessionKey
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import RedisServer
 from tests.system.stores.conftest import StoreMaker
 

@@ -15,7 +15,7 @@ import structlog
 
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import WAIT, RedisServer, free_port
 from tests.stand_ins.programs import missing
 from tests.system.stores.conftest import StoreMaker

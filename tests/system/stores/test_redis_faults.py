@@ -12,7 +12,7 @@ import pytest
 
 from conductor.errors import Fenced, Rollback, StoreUnavailable
 from conductor.stores.base import SessionKey
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.redis_server import WAIT, RedisServer
 from tests.system.stores.conftest import StoreMaker
 

@@ -14,7 +14,7 @@ import pytest
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis_scripts import session_name
 from conductor.stores.base import SessionKey
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
 from tests.services.redis_server import WAIT

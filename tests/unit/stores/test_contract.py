@@ -10,7 +10,7 @@ import pytest
 
 from conductor.plugins.stores import sqlite
 from conductor.stores import memory
-from tests.contract.store import MakeStore, StoreContract
+from conductor.testing.store import MakeStore, StoreContract
 
 _numbers = count(1)
 

@@ -12,7 +12,7 @@ from conductor.errors import Fenced, StoreUnavailable
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.health import PROBE, HealthCheckedStore
 from conductor.stores.memory import MemoryStore
-from tests.contract.store import KEY
+from conductor.testing.store import KEY
 from tests.server.wires import WAIT, WiredStore, until
 
 SOON = 0.005

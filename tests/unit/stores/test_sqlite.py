@@ -23,8 +23,8 @@ from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from conductor.stores.registry import make_store
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.conftest import Main
-from tests.contract.store import FIRST, KEY, commits, filled
 from tests.server.wires import WAIT
 from tests.unit.stores import sqlite_process
 

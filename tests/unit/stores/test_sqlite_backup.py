@@ -20,7 +20,7 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.plugins.stores.sqlite_backup import back_up, restore
 from conductor.plugins.stores.sqlite_writer import log_size
 from conductor.stores.base import Claim, SessionKey
-from tests.contract.store import FIRST, KEY, commits, filled
+from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.unit.stores.test_sqlite import opened
 
 MAX_LOG = 16 << 20

@@ -1,0 +1,99 @@
+"""The names that the author of a plugin needs; docs/plugins.md shows their use.
+
+What is not here may change with any version.
+"""
+
+from conductor.errors import (
+    Conflict,
+    Fenced,
+    ModelError,
+    ModelFailure,
+    Rollback,
+    SettingsError,
+    StoreUnavailable,
+)
+from conductor.messages import AssistantMessage, Note, ToolCall, ToolResult, UserMessage
+from conductor.models.base import (
+    Finished,
+    ModelEvent,
+    ModelProvider,
+    ModelRequest,
+    TextDelta,
+    ToolDefinition,
+    Usage,
+)
+from conductor.models.failures import failure
+from conductor.models.profiles import ModelProfile
+from conductor.server.auth import Authenticator, Handshake, Principal, person_id
+from conductor.settings import Settings, environment_value
+from conductor.stores.base import (
+    Claim,
+    Meta,
+    SessionKey,
+    SessionLog,
+    Stored,
+    StoreOptions,
+    new_token,
+    retry,
+    settle,
+    sweep_regularly,
+    too_many,
+)
+from conductor.tools import ToolError, tool
+from conductor.tools.base import CallContext, Caution, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.judge import Answer, AnswerKind, ApprovalJudge
+from conductor.tools.outcomes import NotStarted
+
+__all__ = [
+    "Answer",
+    "AnswerKind",
+    "ApprovalJudge",
+    "AssistantMessage",
+    "Authenticator",
+    "CallContext",
+    "Caution",
+    "Claim",
+    "Conflict",
+    "Fenced",
+    "Finished",
+    "Handshake",
+    "Meta",
+    "ModelError",
+    "ModelEvent",
+    "ModelFailure",
+    "ModelProfile",
+    "ModelProvider",
+    "ModelRequest",
+    "NotStarted",
+    "Note",
+    "Principal",
+    "Rollback",
+    "SessionKey",
+    "SessionLog",
+    "Settings",
+    "SettingsError",
+    "StoreOptions",
+    "StoreUnavailable",
+    "Stored",
+    "TextDelta",
+    "ToolCall",
+    "ToolDefinition",
+    "ToolError",
+    "ToolOutcome",
+    "ToolResult",
+    "ToolSpec",
+    "Toolset",
+    "Usage",
+    "UserMessage",
+    "environment_value",
+    "failed",
+    "failure",
+    "new_token",
+    "person_id",
+    "retry",
+    "settle",
+    "succeeded",
+    "sweep_regularly",
+    "tool",
+    "too_many",
+]
