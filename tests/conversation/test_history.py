@@ -77,7 +77,56 @@ def test_the_checker_finds_faults() -> None:
     assert all(faults(broken) for broken in broken_ones)
 
 
+# -- sizes
+
+CALLS = (ToolCall("c1", "device.do", '{"x":1}'), ToolCall("c2", "device.do", "{}"))
+SIZES: list[tuple[str, Message, int]] = [
+    ("an empty message", UserMessage(""), 4),
+    ("a message", UserMessage("x" * 35), 14),
+    ("a note", Note("x" * 35), 14),
+    ("a reply", AssistantMessage("x" * 35), 14),
+    ("a reply with reasoning, which no later turn sends", AssistantMessage("x" * 35, opaque="x" * 350), 14),
+    ("a reply with a call: 35 characters and 20 for its frame", AssistantMessage("x" * 19, CALLS[:1]), 19),
+    ("a reply with two calls", AssistantMessage("x" * 19, CALLS), 28),
+    ("a result", ToolResult("c1", "x" * 35), 14),
+]
+
+
+@pytest.mark.parametrize(("message", "tokens"), [row[1:] for row in SIZES], ids=[row[0] for row in SIZES])
+def test_the_tokens_of_a_message_are_estimated(message: Message, tokens: int) -> None:
+    assert estimate_tokens(message) == tokens
+
+
 # -- cutting
+
+SAYS, REPLIES, TOLD = UserMessage("x" * 56), AssistantMessage("x" * 56), Note("x" * 56)  # of 20 tokens each
+LARGE = UserMessage("x" * 410)  # of 121 tokens
+TURN: list[Message] = [SAYS, REPLIES]
+CUTS: list[tuple[str, list[Message], int, int, int]] = [
+    ("nothing", [], 4, 1_000, 0),
+    ("no turn", [REPLIES, REPLIES], 1, 1, 0),
+    ("as many turns and tokens as may be", 4 * TURN, 4, 160, 0),
+    ("a turn too many: half of them stay", 5 * TURN, 4, 1_000, 6),
+    ("a token too many: half of them stay", 4 * TURN, 4, 159, 6),
+    ("a token too many for both halves", 4 * TURN, 9, 159, 6),
+    ("too many turns, which are short", 5 * TURN, 4, 200, 6),
+    ("too many turns, and the budget holds two", 5 * TURN, 4, 80, 8),
+    ("too many tokens, but few turns", [LARGE, *3 * TURN], 4, 240, 1),
+    ("one turn, however large", TURN, 1, 1, 0),
+    ("two turns of which one stays, however large", 2 * TURN, 1, 1, 2),
+    ("a note and the message that it belongs to", [*TURN, *TURN, TOLD, SAYS, REPLIES], 2, 1_000, 4),
+    ("a note without a message", [*TURN, *TURN, TOLD, REPLIES], 2, 1_000, 4),
+    ("a message after a message", [*TURN, SAYS, SAYS, REPLIES], 2, 1_000, 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "max_turns", "max_tokens", "cut"), [row[1:] for row in CUTS], ids=[row[0] for row in CUTS]
+)
+def test_whole_turns_are_dropped_from_the_front(
+    messages: list[Message], max_turns: int, max_tokens: int, cut: int
+) -> None:
+    assert cut_point(messages, max_turns, max_tokens) == cut
 
 
 def turns_of(messages: Sequence[Message]) -> list[int]:
