@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from protocol_schema import ENVELOPE, PAYLOADS, UI_CALLS, Event, Json, UICall, sent_by
+from protocol_schema import ENVELOPE, EVENTS, PAYLOADS, UI_CALLS, Event, Json, UICall, sent_by
 
 from conductor.errors import CODE_MEANINGS
 from conductor.events.codec import MAX_DEPTH, MAX_INTEGER, MAX_NODES
@@ -30,7 +30,7 @@ def _values() -> dict[str, str]:
     numbers = {f"limits.{name}": f"{value:.10g}" for name, value in asdict(Limits()).items()}
     numbers |= {"max_depth": str(MAX_DEPTH), "max_nodes": str(MAX_NODES), "max_integer": str(MAX_INTEGER)}
     fields = ((f"`{name}`", _kind(schema), meaning) for name, (schema, meaning) in ENVELOPE.items())
-    structs: set[str] = set()
+    structs = {event.struct.__name__ for event in EVENTS}
     return {
         **numbers,
         "envelope": _table(("Field", "Type", "Meaning"), fields),

@@ -210,7 +210,7 @@ class Client(Session):
         if self.started is None or "resume" not in capabilities:
             return start
         results = (e.event for e in self.entries if isinstance(e.event, outbound.ToolResultEvent))
-        calls = [outbound.ResumeDone(result.call_id) for result in results]
+        calls = [outbound.ToolResultEvent(result.call_id) for result in results]
         full = replace(start, resume=outbound.Resume(self._last_event_id, calls, list(self._calls.runs)))
         if len(encode(full)) <= _MAX_START_BYTES:
             return full

@@ -232,12 +232,11 @@ async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | 
     for report in resume.done:
         if not _awaits(session, report.call_id):
             drop.append(report.call_id)
-        elif report.result is None and report.error is None:
+        elif report == client.ToolResultEvent(report.call_id):
             resend.append(report.call_id)
         else:
-            result = client.ToolResultEvent(report.call_id, report.result, report.error)
             # Not later: ``session.started`` tells the client that it may forget the result.
-            await record(session, "", result)
+            await record(session, "", report)
             session.outbox.acknowledge(report.call_id)
     drop += [call_id for call_id in resume.pending if not _awaits(session, call_id)]
     # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.

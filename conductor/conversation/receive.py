@@ -41,10 +41,9 @@ from conductor.events.server import EndReason
 from conductor.events.unreadable import UnreadableResult
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
-from conductor.tools.base import ToolOutcome
+from conductor.tools.base import ToolOutcome, device_outcome
 from conductor.tools.outcomes import (
     cancelled_outcome,
-    device_outcome,
     interrupted_outcome,
     job_outcome,
     not_answered,
@@ -415,7 +414,7 @@ def _outcome(
             return cancelled_outcome(event.effect, event.result, took_s)
         case client.ToolAccepted():
             return job_outcome(event.job_id, took_s)
-    return device_outcome(event.result, event.error, took_s)
+    return device_outcome(event, took_s)
 
 
 def timed_out(view: View, call_id: str, *, was_shown: bool, was_sent: bool = True) -> list[r.Record]:

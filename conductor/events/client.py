@@ -52,17 +52,6 @@ _TOOL = {
 }
 
 
-class ResumeDone(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A call that the client has finished."""
-
-    call_id: Annotated[Id, doc("The call.", "call_5d_1")]
-    result: Annotated[Any, doc("As in ``tool.result``.", "on")] = None
-    error: Annotated[str | None, doc("As in ``tool.result``.")] = None
-
-    def __post_init__(self) -> None:
-        _make_text(self)
-
-
 class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The client's state of a session that it resumes. It lists tool calls; UI calls are ignored."""
 
@@ -75,9 +64,9 @@ class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         ),
     ] = None
     done: Annotated[
-        list[ResumeDone],
+        list[ToolResultEvent],
         doc(
-            "Finished calls whose result no ``event.ack`` has named. The server asks in "
+            "Results, as in ``tool.result``, that no ``event.ack`` has named. The server asks in "
             "``resend`` for a result that is left out here.",
             [{"callId": "call_5d_1", "result": "on"}],
         ),
@@ -371,7 +360,7 @@ def _cut_message(event: Decision | ApprovalResponse) -> None:
         msgspec.structs.force_setattr(event, "message", event.message[:MAX_MESSAGE_CHARS])
 
 
-def _make_text(event: ResumeDone | ToolResultEvent | ToolCancelled) -> None:
+def _make_text(event: ToolResultEvent | ToolCancelled) -> None:
     # A result that is no string becomes its JSON text: apps send objects.
     if event.result is not None and not isinstance(event.result, str):
         msgspec.structs.force_setattr(event, "result", _encode(event.result).decode())

@@ -12,6 +12,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from conductor.events.client import ToolResultEvent
+from conductor.messages import ToolResult
 from conductor.models.base import ToolDefinition
 from conductor.tools.schema import model_schema, own_names
 
@@ -144,6 +146,10 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     error_type: ErrorType
     metadata: ToolMetadata
 
+    def to_result(self, call_id: str, *, untrusted: bool = False) -> ToolResult:
+        """Make the result that the history keeps; ``untrusted``: third parties wrote it."""
+        return ToolResult(call_id, self.content, not self.success, untrusted or self.metadata.untrusted)
+
     @property
     def content(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -167,6 +173,13 @@ def marked_untrusted(outcome: ToolOutcome) -> ToolOutcome:
 def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:
     """Make the outcome of a call that failed, or whose outcome is unknown (``unknown``)."""
     return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, ()))
+
+
+def device_outcome(event: ToolResultEvent, took_s: float) -> ToolOutcome:
+    """Make the outcome that a device reports; ``error`` wins, and the result is not parsed."""
+    if event.error is not None:
+        return failed("tool_error", event.error, reason="device_error", took_s=took_s)
+    return succeeded(event.result, took_s=took_s)
 
 
 def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> ToolMetadata:

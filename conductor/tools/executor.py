@@ -230,7 +230,6 @@ class ToolExecutor:
 
         Pictures and other data in base64 are described.
         """
-        untrusted = untrusted or outcome.metadata.untrusted
         data, limit = without_media(outcome.data), self._limits.max_observation_bytes
         # A value that is too long is cut as text: half of a JSON value is not JSON.
         if not isinstance(data, str) and outcome.metadata.data_size_bytes > limit:
@@ -241,7 +240,7 @@ class ToolExecutor:
         notes = tuple(map(self._safe_text, outcome.metadata.notes))
         metadata = msgspec.structs.replace(outcome.metadata, notes=notes)
         outcome = msgspec.structs.replace(outcome, data=data, error_message=message, metadata=metadata)
-        return ToolResult(call_id, outcome.content, not outcome.success, untrusted)
+        return outcome.to_result(call_id, untrusted=untrusted)
 
     def _safe_text(self, text: str) -> str:
         # Redaction comes before truncation: a cut secret would not be recognised.

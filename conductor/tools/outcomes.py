@@ -174,13 +174,6 @@ def timeout_outcome(effect: str, took_s: float, *, was_sent: bool = True) -> Too
     )
 
 
-def device_outcome(result: str | None, error: str | None, took_s: float) -> ToolOutcome:
-    """Make the outcome of a ``tool.result``; ``error`` wins, and the result is not parsed."""
-    if error is not None:
-        return failed("tool_error", error, reason="device_error", took_s=took_s)
-    return succeeded(result, took_s=took_s)
-
-
 JOB_ACCEPTED = "accepted"
 """The reason of a job's preliminary outcome."""
 

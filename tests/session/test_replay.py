@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
+import msgspec
 import pytest
 
 from conductor.conversation.inbound import handle, learn
 from conductor.events import client
+from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
 from conductor.stores.memory import MemoryStore
 from tests.models import Script
@@ -134,8 +138,8 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     )
     look = (await stage.app.until("device.look"))["payload"]["callId"]
     stage.app.line.cut()
-    ui_results = [client.ResumeDone(f"shown-{number}", SPOKEN) for number in range(600)]
-    resume = client.Resume(done=[*ui_results, client.ResumeDone(look, "a lamp")])
+    ui_results = [client.ToolResultEvent(f"shown-{number}", SPOKEN) for number in range(600)]
+    resume = client.Resume(done=[*ui_results, client.ToolResultEvent(look, "a lamp")])
     answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer is not None and answer[0] == [] and look not in answer[1]
     assert len(answer[1]) == client.MAX_RESUMED
@@ -144,10 +148,34 @@ async def test_a_resume_with_many_old_results_is_bounded() -> None:
     assert stage.app.finals()[-1] == "There it is."
 
 
+@pytest.mark.parametrize("payload", [{"result": "a lamp"}, {"result": {"on": True}}, {"error": "it is dark"}])
+async def test_a_result_in_a_resume_is_the_one_that_an_event_would_give(payload: dict[str, Any]) -> None:
+    given = []
+    for resumes in (False, True):
+        scripts: list[Script] = [[call("device.look")], [TextDelta("There it is.")]]
+        stage = await open_stage(
+            make_services(scripts), lambda name, _: None if name == "device.look" else SPOKEN, say="look"
+        )
+        look = (await stage.app.until("device.look"))["payload"]["callId"]
+        result = {"callId": look, **payload}
+        if resumes:
+            stage.app.line.cut()
+            start = {"capabilities": ["resume"], "resume": {"done": [result]}}
+            answer = await learn(stage.session, msgspec.convert(start, client.SessionStart))
+            assert answer == ([], [])
+            await stage.app.connect(stage.session)
+        else:
+            stage.app.send("tool.result", result)
+        await stage.quiet()
+        (logged,) = (m for m in stage.provider.requests[1].messages if isinstance(m, ToolResult))
+        given.append(re.sub(r'"timestamp":\d+', "", logged.content))
+    assert given[0] == given[1]
+
+
 async def test_a_resume_neither_requests_nor_drops_ui_calls() -> None:
     stage = await open_stage(make_services([[TextDelta("Sure.")]]), deaf_to_speech, say="hi")
     speech = (await stage.app.until("tts.speak"))["payload"]["callId"]
     stage.app.line.cut()
-    resume = client.Resume(done=[client.ResumeDone(speech)], pending=[speech])
+    resume = client.Resume(done=[client.ToolResultEvent(speech)], pending=[speech])
     answer = await learn(stage.session, client.SessionStart(capabilities=["resume"], resume=resume))
     assert answer == ([], [])

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from conductor.errors import Conflict, StoreUnavailable
+from conductor.events.client import ToolResultEvent
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.tools.builtin import BuiltinToolset
@@ -31,12 +32,11 @@ from conductor.plugins.tools.schedule import ScheduleTask
 from conductor.plugins.tools.tasks import AddTask
 from conductor.plugins.tools.write_file import CreateFile, WriteFile
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, device_outcome, succeeded
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.outcomes import (
     NotStarted,
     cancelled_outcome,
-    device_outcome,
     interrupted_outcome,
     timeout_outcome,
     without_result,
@@ -460,7 +460,7 @@ DEVICE: dict[str, Callable[[], Said]] = {
         False,
     ),
     "is interrupted after": lambda: (interrupted_outcome("write", was_sent=True, reason="interrupted"), True),
-    "answers (proved)": lambda: (device_outcome("done", None, 1.0), True),
+    "answers (proved)": lambda: (device_outcome(ToolResultEvent("call_1", "done"), 1.0), True),
     "answers what cannot be read (proved)": lambda: (
         without_result("ran", "it is not UTF-8", effect="write", reason="unreadable"),
         True,

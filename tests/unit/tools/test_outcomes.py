@@ -7,10 +7,11 @@ from typing import Literal
 
 import pytest
 
+from conductor.events.client import ToolResultEvent
+from conductor.tools.base import device_outcome
 from conductor.tools.outcomes import (
     cancelled_outcome,
     denied,
-    device_outcome,
     edits,
     interrupted_outcome,
     job_outcome,
@@ -69,13 +70,13 @@ def test_a_cancelled_call_reports_its_effect(
 
 
 def test_the_devices_answer_is_not_parsed() -> None:
-    outcome = device_outcome('{"state":"done"}', None, 0.25)
+    outcome = device_outcome(ToolResultEvent("call_1", '{"state":"done"}'), 0.25)
     assert outcome.success and outcome.data == '{"state":"done"}'
     assert (outcome.metadata.execution_time_ms, outcome.metadata.data_size_bytes) == (250, 16)
 
 
 def test_an_error_of_the_device_wins_even_if_it_is_empty() -> None:
-    outcome = device_outcome("x", "", 0.0)
+    outcome = device_outcome(ToolResultEvent("call_1", "x", ""), 0.0)
     assert (outcome.success, outcome.error_type, outcome.error_message) == (False, "tool_error", "")
     assert outcome.data is None and outcome.metadata.reason == "device_error"
 
