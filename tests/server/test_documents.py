@@ -155,7 +155,12 @@ async def run_as_written(folder: Path, page: str, name: str) -> str:
                 line,
                 stdout=asyncio.subprocess.PIPE,
                 cwd=folder,
-                env=environment(npm_config_offline="true", **address(listener)),
+                # pytest-asyncio warns about its own defaults.
+                env=environment(
+                    npm_config_offline="true",
+                    PYTHONWARNINGS="default" if "pytest" in line else "error",
+                    **address(listener),
+                ),
             )
             output, _ = await asyncio.wait_for(process.communicate(), STARTING)
             assert process.returncode == 0, line
@@ -179,6 +184,15 @@ async def test_the_program_of_the_first_voice_app_runs_as_written(tmp_path: Path
     card, *others = output.splitlines()
     assert card.startswith("card: May I") and others[-2] == "the lamp in the hall is on"
     assert others[-1].startswith("voice: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "output"), [("embedded.py", "17% of 2340 is 397.8."), ("test_voice.py", "1 passed")]
+)
+async def test_the_server_runs_in_another_program_and_in_its_tests(
+    tmp_path: Path, name: str, output: str
+) -> None:
+    assert output in await run_as_written(tmp_path, "docs/embedding.md", name)
 
 
 def test_the_programs_of_the_pages_are_short() -> None:

@@ -54,7 +54,7 @@ BELOW["talk"] = frozenset({"client", "events", "errors", "settings", "commands",
 BELOW["rehearse"] = frozenset({*_below, "commands", "client"})  # plays both sides
 BELOW["cli"] = frozenset({*_below, "commands", "client", "talk", "rehearse"})
 BELOW["__main__"] = frozenset({"cli"})
-BELOW["__init__"] = frozenset()
+BELOW["__init__"] = frozenset({"app", "settings"})  # on demand
 
 HEAVY = ("aiohttp", "anthropic", "mcp", "openai", "boto3", "redis", "opentelemetry")
 LAZY = {
