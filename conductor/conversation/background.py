@@ -39,7 +39,7 @@ def start_summary(session: SessionCore) -> asyncio.Task[None] | None:
 
     A turn that starts earlier cancels it: a local model would let the person wait.
     """
-    max_turns = int(session.rules.limits.max_turns * _FULL)
+    max_turns = int(session.limits.max_turns * _FULL)
     cut = cut_point(session.state.log, max_turns, int(session.view.history.tokens * _FULL))
     if not cut or session.view.summary is not None or session.state.turn is not None:
         return None
@@ -61,7 +61,7 @@ async def _summarize(session: SessionCore, messages: Sequence[Message], before: 
     declined = False
     try:
         async with (
-            asyncio.timeout(session.rules.limits.turn_timeout),
+            asyncio.timeout(session.limits.turn_timeout),
             aclosing(session.provider.stream(request)) as events,
         ):
             async for event in events:
@@ -111,7 +111,7 @@ async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[
             session.tools.system_prompt,
             messages,
             session.tools.executor.definitions,
-            silence_s=session.rules.limits.model_silence,
+            silence_s=session.limits.model_silence,
             may_retry=False,
             profile=session.state.profile.model,
         )
@@ -216,7 +216,7 @@ class Reminders:
         event_id = f"{reminder.id}@{reminder.due_ms}"
         is_late = self._wall() - reminder.due_ms > _LOOK_MS
         text = reminder_notice(reminder.text, reminder.local, late=is_late)
-        notice = Notice(text, self._now() + session.rules.notice_ms, reminder.untrusted)
+        notice = Notice(text, self._now() + session.conduct.notice_ms, reminder.untrusted)
 
         def decision() -> list[Record]:
             # It may have been told before this session was restored.

@@ -1,103 +1,24 @@
-"""Questions to the person: wording, asking, and the meaning of words and taps."""
+"""Questions to the person: asking, and the meaning of words and taps."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.state import Call, Conversation, Form, Question
-from conductor.conversation.tools import FORM, Edit, SessionTools, form_spec
-from conductor.conversation.view import View, finish
+from conductor.conversation.state import Conversation, Question
+from conductor.conversation.view import Edit, View, finish
 from conductor.errors import ErrorCode
 from conductor.events.client import Decision
-from conductor.events.envelope import IdGenerator
 from conductor.events.server import ApprovalResolved
-from conductor.tools.base import PersonQuestion, ToolOutcome, marked_untrusted
-from conductor.tools.declarations import headline
-from conductor.tools.judge import Answer
-from conductor.tools.outcomes import SCOPES, NoAnswer, Outcome, Scope, denied, not_answered
-from conductor.tools.rules import arguments_digest
+from conductor.tools.base import ToolOutcome, marked_untrusted
+from conductor.tools.outcomes import NoAnswer, Outcome, Scope, denied, not_answered
 
-new_approval_id = IdGenerator("appr")
-new_batch_id = IdGenerator("batch")
-
-
-# -- wording
-
-
-async def word_questions(
-    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, lang: str, with_preview: bool
-) -> list[Question]:
-    """Word the questions about calls of a reply, except those whose tool is missing or has changed.
-
-    ``lang`` is the language in which the person has spoken, if it is known.
-    """
-    batch_id = new_batch_id()
-    questions = []
-    for call in calls:
-        await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
-        ready = tools.ready(call)
-        if ready is None or ready.spec.fingerprint != call.fingerprint:
-            continue
-        redacted = dict(tools.executor.redacted(ready.arguments))
-        await asyncio.sleep(0)
-        question = Question(
-            new_approval_id(),
-            batch_id,
-            call.id,
-            call.name,
-            call.arguments,
-            msgspec.json.encode(redacted).decode(),
-            call.digest,
-            "",
-            ready.spec.risk,
-            expires_at,
-            call.reasons,
-            tools.scopes(ready, call.cautions),
-            call.cautions,
-            call.fingerprint,
-            ready.spec.source,
-            await tools.executor.preview(ready) if with_preview else "",
-            headline(ready.spec, redacted),
-            language=tools.language_of(lang),
-        )
-        question.prompt = tools.prompt(question, 1)
-        questions.append(question)
-    return questions
-
-
-def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_at: int) -> Question:
-    """Word the question of a running tool: a card with a form."""
-    form = Form(request.source, request.message, dict(request.schema))
-    fields = request.schema.get("properties", {})
-    values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
-    spec = form_spec(form)
-    question = Question(
-        new_approval_id(),
-        new_batch_id(),
-        call.id,
-        spec.name,
-        values,
-        values,
-        arguments_digest(spec.name, msgspec.json.decode(values)),
-        "",
-        "high",
-        expires_at,
-        (f"{request.source} asks: {request.message}",),
-        SCOPES[:1],
-        source=FORM,
-        form=form,
-        language=tools.language_of(""),
-    )
-    question.prompt = tools.prompt(question, 1)
-    return question
-
+if TYPE_CHECKING:  # a type only
+    from conductor.tools.judge import Answer
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _DECIDED = "This was decided already."
@@ -153,7 +74,7 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
     focus = view.state.focus if view.state.questions else None
     if focus is None:
         return None
-    answer = view.tools.classify(focus, text, lang)
+    answer = view.gate.classify(focus, text, lang)
     if focus.card:
         return _answer_cards(view, event_id, text, answer)
     if answer.kind == "other":
@@ -163,11 +84,11 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
     if answer.kind == "wait" and focus.presented_at:
         return [r.AnswerUnclear(focus.id, event_id, text, counts=False, waits=True)]
     if answer.kind != "allow" or not focus.presented_at:
-        language = view.tools.language_of(lang) if lang else ""
+        language = view.gate.language_of(lang) if lang else ""
         is_asked_for = answer.kind == "repeat"
         return present_again(view, focus, event_id, text, language=language, is_asked_for=is_asked_for)
-    if view.now() < focus.presented_at + view.rules.window_ms:  # it may be an echo of the prompt
-        return Later(focus.presented_at + view.rules.window_ms, focus.id)
+    if view.now() < focus.presented_at + view.conduct.window_ms:  # it may be an echo of the prompt
+        return Later(focus.presented_at + view.conduct.window_ms, focus.id)
     return _allowed(view, focus, answer, event_id, text)
 
 
@@ -184,7 +105,7 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
         visible_at = view.visible_cards.get(cards[0].id)
         if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
             since = max(visible_at, view.state.question_closed_at)
-            if view.utterance_began >= since + view.rules.window_ms:
+            if view.utterance_began >= since + view.conduct.window_ms:
                 return _allowed(view, cards[0], answer, event_id, text)
         return [r.AnswerUnclear(cards[0].id, event_id, text, counts=False)]
     if answer.kind != "deny":
@@ -213,13 +134,13 @@ def present_again(
     From now on it is in the ``language`` in which the person has spoken.
     """
     counts = bool(question.presented_at) and not is_asked_for
-    if counts and not view.tools.by_voice(question):
+    if counts and not view.gate.by_voice(question):
         return decided(view, question, "expired", event_id, text, missing="screen")
     unclear = question.unclear + counts
-    if unclear > view.rules.max_unclear or question.presentations >= view.rules.max_presentations:
+    if unclear > view.conduct.max_unclear or question.presentations >= view.conduct.max_presentations:
         return decided(view, question, "expired", event_id, text, missing="unclear")
     asked = replace(question, language=language or question.language)
-    words = view.tools.prompt(asked, 0 if is_asked_for else 1 + unclear)
+    words = view.gate.prompt(asked, 0 if is_asked_for else 1 + unclear)
     prompt = r.PromptSpoken(question.id, words, language=language)
     return [r.AnswerUnclear(question.id, event_id, text, counts), prompt] if text else [prompt]
 
@@ -238,7 +159,7 @@ def prompt_cut(view: View, question_id: str, event_id: str) -> list[r.Record]:
     """Take the interruption of a prompt: it is unheard, and repeated in the next silence."""
     if question_id not in view.state.questions:
         return []
-    return [r.PromptCut(question_id, event_id, view.now() + view.rules.floor_ms)]
+    return [r.PromptCut(question_id, event_id, view.now() + view.conduct.floor_ms)]
 
 
 # -- taps
@@ -258,7 +179,7 @@ def tapped(view: View, decision: Decision, decided_by: str = "") -> list[r.Recor
         if "[REDACTED:" in str(arguments) and "[REDACTED:" not in question.arguments:
             text = "What was withheld from the card must be written out, or left to an unedited allow."
             return _refused(question.id, text)
-        edited = view.tools.edited(question, arguments)
+        edited = view.gate.edited(question, arguments)
         if isinstance(edited, str):
             return _refused(question.id, edited)
         edit = edited
@@ -323,14 +244,14 @@ def decided(
         refusal = marked_untrusted(refusal)
     if allows and question.expires_at <= view.now():
         outcome, refusal = "expired", not_answered("expired")
-    elif allows and (forbidden := view.tools.refusal(question, edit.arguments if edit else "")) is not None:
+    elif allows and (forbidden := view.gate.refusal(question, edit.arguments if edit else "")) is not None:
         outcome, refusal = "superseded", forbidden
     record = r.QuestionDecided(question.id, question.call_id, outcome, event_id, text, decided_by=decided_by)
     grants = ""
     if refusal is None:
         # The model reads the person's words with the result ("yes, but only the first").
         saying = f", saying: {words!r}" if words else ""
-        grants = view.tools.granted(question, view.state.grants) if scope != "once" else ""
+        grants = view.gate.granted(question, view.state.grants) if scope != "once" else ""
         record = replace(
             record,
             notes=(*([edit.note] if edit and edit.note else []), f"The user allowed this call{saying}."),
@@ -362,8 +283,8 @@ def _following(view: View, question: Question, outcome: Outcome, grants: str) ->
 
 
 def _is_granted(view: View, question: Question, grants: str) -> bool:
-    forbidden = question.form is not None or view.tools.refusal(question, "") is not None
-    return not forbidden and view.tools.allows(question, grants)
+    forbidden = question.form is not None or view.gate.refusal(question, "") is not None
+    return not forbidden and view.gate.allows(question, grants)
 
 
 def _result(view: View, question: Question, outcome: ToolOutcome | None) -> list[r.Record]:

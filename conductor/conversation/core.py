@@ -78,10 +78,15 @@ class SessionCore(ABC):
         weak = self.weak
         self.observer = services.observers.observe(weak)
         self.tools = SessionTools(services, self.key, state, self.observer, now)
-        self.rules = services.conduct
-        self.view = View(state, self.rules, self.tools, now, memories=lambda words: weak._memories(words))
+        self.limits = services.limits
+        self.conduct = services.conduct
+        self.view = View(state, self.tools, self.conduct, now, memories=lambda words: weak._memories(words))
         self.outbox = Outbox(
-            self.key.session_id, nonce(claim.token), self.view, lambda event: weak._expired(event)
+            self.key.session_id,
+            nonce(claim.token),
+            self.view,
+            self.limits,
+            on_expired=lambda event: weak._expired(event),
         )
         self.view.is_connected = lambda: weak.is_connected
         self.durable = store.durable
@@ -239,7 +244,7 @@ class SessionCore(ABC):
                     if gives_up and turn is not None:
                         self.view.draft = ""
                         decision = partial(self._give_up, turn.id, decision)
-                await asyncio.sleep(self.rules.limits.store_retry)
+                await asyncio.sleep(self.limits.store_retry)
             else:
                 return True
         raise AssertionError("the loop has no end")

@@ -28,7 +28,6 @@ from conductor.events.server import (
     ToolsChanged,
     ToolsListed,
 )
-from conductor.events.unreadable import UnreadableResult
 from conductor.tools.declarations import read_declarations
 from conductor.tools.outcomes import Outcome
 
@@ -102,7 +101,7 @@ async def _take(  # noqa: C901 -- a branch an event
             now = view.now()
             view.sends_partials = True
             view.utterance_began = view.utterance_began if now < view.speaking_until else now
-            view.speaking_until = now + session.rules.floor_ms
+            view.speaking_until = now + session.conduct.floor_ms
             warm_cache(session, shared=False)
             session.changed()
         case client.OutputInterrupted():
@@ -173,7 +172,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
     outbox, state = session.outbox, session.state
     if not event.call_id.startswith("call_"):  # as all ids of this server do
         session.clients.diagnose([Diagnostic("warning", "unknown_call", _UNKNOWN_CALL, event_id)])
-    if isinstance(event, UnreadableResult):
+    if isinstance(event, client.UnreadableResult):
         message = f"The result could not be read: {event.why}."
         session.clients.diagnose([Diagnostic("warning", "unreadable_result", message, event_id)])
     call = state.open_call(event.call_id)
@@ -278,7 +277,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         if is_counted and isinstance(response, Refuse):
             session.bucket.give_back()
         if isinstance(response, Refuse) and response.code == "rate_limited":
-            view.refused_input = not view.draining and bool(session.rules.failures.get("rate_limited"))
+            view.refused_input = not view.draining and bool(session.conduct.failures.get("rate_limited"))
     if not isinstance(response, Refuse):
         return InboundResult.LATER if isinstance(response, Later) else InboundResult.ORDINARY
     _refuse(session, response, event_id)

@@ -17,10 +17,10 @@ import structlog
 
 from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.consent import word_form, word_questions
 from conductor.conversation.core import SessionCore
 from conductor.conversation.model import ModelSteps
 from conductor.conversation.receive import turn_started
+from conductor.conversation.spoken import word_form, word_questions
 from conductor.conversation.state import Call
 from conductor.conversation.steps import (
     AskModel,
@@ -77,7 +77,7 @@ class Loop:
                 await self._do(step)
         except Exception as error:
             log.error("turns failed", session=session.key.session_id, exc_info=error)
-            retry_s = session.rules.limits.failed_turn_retry
+            retry_s = session.limits.failed_turn_retry
             session.view.notices_after = session.view.now() + round(retry_s * 1000)
             session.spawn(session.end_turn("failed", "internal_error"))
             await asyncio.sleep(retry_s)
@@ -150,7 +150,7 @@ class Loop:
         has_spoken = any(speech.turn_id == turn.id for speech in session.state.speeches.values())
         if (device and not transport.segments) or has_spoken:
             return None  # the app would say it after the call
-        due_ms = since + round(session.rules.limits.bridge_after * 1000)
+        due_ms = since + round(session.limits.bridge_after * 1000)
         return max(0.0, (due_ms - session.view.now()) / 1000)
 
     def _bridge(self) -> list[r.Record]:
@@ -182,7 +182,7 @@ class Loop:
         session, state = self._session, self._session.state
         calls = [call for call in state.calls if call.id in step.calls]
         card = "approval" in state.profile.capabilities
-        expires_at = session.view.now() + session.rules.question_ms
+        expires_at = session.view.now() + session.conduct.question_ms
         questions = await word_questions(
             session.tools,
             calls,
@@ -204,7 +204,7 @@ class Loop:
         session = self._session
         if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
-        expires_at = session.view.now() + session.rules.question_ms
+        expires_at = session.view.now() + session.conduct.question_ms
         question = word_form(session.tools, call, request, expires_at)
         answer = session.expect(question.id)
 

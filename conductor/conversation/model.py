@@ -146,10 +146,9 @@ class ModelSteps:
 
     def _note_limit(self, step: AskModel) -> None:
         """Tell the client that the turn's tool calls are used up."""
-        session, turn, rules = self._session, self._session.state.turn, self._session.rules
-        if turn is not None and step.retries == 0 and turn.refused_rounds < rules.max_refused_rounds:
-            limits = rules.limits
-            if turn.rounds >= limits.max_tool_rounds or turn.calls_made >= limits.max_calls_per_turn:
+        session, turn, conduct = self._session, self._session.state.turn, self._session.conduct
+        if turn is not None and step.retries == 0 and turn.refused_rounds < conduct.max_refused_rounds:
+            if turn.rounds >= conduct.max_tool_rounds or turn.calls_made >= conduct.max_calls_per_turn:
                 session.observer.note("limit")
                 session.flash(ErrorEvent("tool_round_limit_exceeded", _LIMIT_REACHED))
 
@@ -225,7 +224,7 @@ class ModelSteps:
             messages,
             self._turn_prompt[2],
             "auto" if step.with_tools else "none",
-            silence_s=session.rules.limits.model_silence,
+            silence_s=session.limits.model_silence,
             deadline_s=session.left_s,
             profile=state.profile.model,
             avoid=self._avoid,
@@ -283,7 +282,7 @@ class ModelSteps:
         if error.reason == "context_too_long" and self._shorten(step, error):
             await self._ask_again(step)
             return
-        backoff_s = session.rules.limits.model_retry * random.uniform(0.5, 1.0)
+        backoff_s = session.limits.model_retry * random.uniform(0.5, 1.0)
         # Another profile may reply sooner than a service that rests.
         pause_s = backoff_s if rest_of(error) else max(backoff_s, error.retry_after or 0.0)
         broke_off = error.reason in BROKEN_OFF and has_reply
@@ -361,7 +360,7 @@ class ModelSteps:
         text = session.view.draft.lstrip()
         if not text:
             return
-        interval = session.rules.limits.partial_interval
+        interval = session.limits.partial_interval
         self._partial_at = asyncio.get_running_loop().time() + interval
         turn = session.state.turn
         speech_id = ""

@@ -19,6 +19,7 @@ from conductor.conversation.transport import Entry, Frame, Transport
 from conductor.conversation.view import Replay, View
 from conductor.events.envelope import encode_frame
 from conductor.events.server import ConversationState
+from conductor.settings import Limits
 
 _UI_CALLS = ("state", "message", "speak")
 # Kinds that a client has handled once it answers a later event.
@@ -43,10 +44,17 @@ class Outbox:
     ``deadline``: when the first call of the line is late.
     """
 
-    def __init__(self, session_id: str, nonce: str, view: View, on_expired: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        nonce: str,
+        view: View,
+        limits: Limits,
+        on_expired: Callable[[Event], None],
+    ) -> None:
         self.acked: list[str] = []
         self._view = view
-        self._limits = view.rules.limits
+        self._limits = limits
         self._entries: dict[str, Entry] = {}
         self._by_call: dict[str, Entry] = {}
         self._line: dict[str, Entry] = {}

@@ -38,7 +38,6 @@ from conductor.conversation.view import Replay, View, finish, finish_without_res
 from conductor.errors import ErrorCode
 from conductor.events import client
 from conductor.events.server import EndReason
-from conductor.events.unreadable import UnreadableResult
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome, device_outcome
@@ -76,7 +75,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
         case client.ToolResultEvent() | client.ToolCancelled() | client.ToolAccepted():
             return _report(view, event)
         case client.AgentCompleted():
-            notice = Notice(agent_notice(event), view.now() + view.rules.notice_ms)
+            notice = Notice(agent_notice(event), view.now() + view.conduct.notice_ms)
             return [r.NoticeTaken(event_id, notice)]
         case AppText() if len(view.state.notices) >= MAX_NOTICES:
             return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
@@ -84,7 +83,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
             # The app reports what others have written, such as a message.
             notice = Notice(app_facts(event.text), untrusted=True)
             if event.is_spoken:
-                expires_at = view.now() + view.rules.notice_ms
+                expires_at = view.now() + view.conduct.notice_ms
                 notice = Notice(app_words(event.text), expires_at, untrusted=True, words=event.text)
             return [r.NoticeTaken(event_id, notice)]
     return []
@@ -139,10 +138,10 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     started = turn_started(view, "transcript", event_id, text, lang=lang)
     records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
-    supersedes = state.turn is not None and (view.rules.cancels or bool(state.questions))
+    supersedes = state.turn is not None and (view.conduct.cancels or bool(state.questions))
     waits = view.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
-    if waits and len(state.queue) >= view.rules.max_queue:
-        message = f"More than {view.rules.max_queue} transcripts are waiting."
+    if waits and len(state.queue) >= view.conduct.max_queue:
+        message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
     if supersedes:
         end = ended(view, "interrupted", follow=True)
@@ -150,7 +149,7 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     if waits:
         return [*records, r.InputQueued(event_id, text, lang)]
     return [
-        *(records or (withdrawn_speeches(view) if view.rules.cancels else [])),
+        *(records or (withdrawn_speeches(view) if view.conduct.cancels else [])),
         *remembered(view, text),
         started,
     ]
@@ -170,7 +169,7 @@ def turn_started(
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
-    trim = state.log_start + cut_point(state.log, view.rules.limits.max_turns - 1, view.history.tokens)
+    trim = state.log_start + cut_point(state.log, view.conduct.max_turns - 1, view.history.tokens)
     summary = None
     # An interruption, or a history that was too long, may have dropped the summarised messages.
     if view.summary is not None and view.summary[0] > state.log_start:
@@ -178,7 +177,7 @@ def turn_started(
     trim = trim if trim > state.log_start else 0
     return r.TurnStarted(
         cause,
-        view.rules.turn_ms,
+        view.conduct.turn_ms,
         event_id=event_id,
         text=text,
         tool=tool,
@@ -238,7 +237,7 @@ def _interrupted(view: View) -> Speech | None:
     recent = [
         speech
         for speech in view.state.speeches.values()
-        if now - finished.get(speech.id, 0) <= view.rules.window_ms
+        if now - finished.get(speech.id, 0) <= view.conduct.window_ms
     ]
     return recent[-1] if recent else None
 
@@ -319,13 +318,13 @@ def _apology(view: View, turn: Turn, failure: Failure | None, back: str) -> str:
     """Word a failure. After calls that changed something it says so, and never asks to try again."""
     if failure is None:
         return ""
-    apology = view.rules.failures.get(failure, "").format(back=back)
+    apology = view.conduct.failures.get(failure, "").format(back=back)
     if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
         apology = ""  # it was said at the turn before
     if not turn.actions:
         return apology
     done = ", ".join(dict.fromkeys(map(name_for_the_ear, turn.actions)))
-    ran = view.rules.failures.get("calls_ran", "").format(done=done)
+    ran = view.conduct.failures.get("calls_ran", "").format(done=done)
     return f"{ran} {apology}".strip() if failure == "budget_spent" else ran
 
 
@@ -387,18 +386,18 @@ def _report(
     if call is not None and call.is_device and call.started_at:
         outcome = _outcome(event, call.effect, view.seconds_since(call.started_at))
         is_job = isinstance(event, client.ToolAccepted)
-        job = late_call(call, now + view.rules.job_ms, job=True) if is_job else None
+        job = late_call(call, now + view.conduct.job_ms, job=True) if is_job else None
         return [finish(view, call, outcome, late=job)]
     if late is None or late.expires_at <= now:
         return consent.prompt_heard(state, event.call_id) if is_result else []
     if isinstance(event, client.ToolAccepted):
-        return [r.JobAccepted(replace(late, expires_at=now + view.rules.job_ms, job=True))]
+        return [r.JobAccepted(replace(late, expires_at=now + view.conduct.job_ms, job=True))]
     if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
         return []  # the model knows already that it was cancelled
     closed = Call(late.call_id, late.name, source="device", effect=late.effect, untrusted=late.untrusted)
     result = finish(view, closed, _outcome(event, late.effect, view.seconds_since(late.started_at))).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
-    expires_at = now + view.rules.notice_ms if starts_turn else 0
+    expires_at = now + view.conduct.notice_ms if starts_turn else 0
     note = late_result(late.name, late.arguments, result.content)
     notice = Notice(note, expires_at, late.untrusted, late=True)
     return [r.LateFinished(late.call_id, notice, starts_turn)]
@@ -408,7 +407,7 @@ def _outcome(
     event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted, effect: str, took_s: float
 ) -> ToolOutcome:
     match event:
-        case UnreadableResult():
+        case client.UnreadableResult():
             return without_result("ran", event.why, effect=effect, reason="unreadable", took_s=took_s)
         case client.ToolCancelled():
             return cancelled_outcome(event.effect, event.result, took_s)

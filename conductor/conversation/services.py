@@ -8,11 +8,13 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
+from conductor.conversation.conduct import Conduct
 from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.conversation.transport import Transport
+from conductor.entry_points import JUDGES, plugins
 from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
@@ -25,7 +27,7 @@ from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
-from conductor.tools.judge import ApprovalJudge, load_judges
+from conductor.tools.judge import ApprovalJudge
 from conductor.tools.metrics import ToolMetrics
 from conductor.tools.permissions import GateOptions, Verdict
 from conductor.tools.policies import Policies, PolicyFile
@@ -124,46 +126,9 @@ class Observers:
         """Flush; may block for seconds."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """Settings of the conversation, read where things are decided. Times are milliseconds.
-
-    ``cancels``: a transcript interrupts the running turn. ``failures`` are the apologies by error code.
-    """
-
-    limits: Limits
-    cancels: bool = True
-    failures: Mapping[Failure, str] = field(default_factory=dict)
-    history_tokens: int = 60_000
-    window_tokens: int | None = None
-    late_ms: int = 600_000
-    notice_ms: int = 600_000
-    job_ms: int = 86_400_000
-    max_queue: int = 3
-    max_unclear: int = 2
-    max_presentations: int = 5
-    max_attempts: int = 2
-    max_refused_rounds: int = 2
-
-    @property
-    def question_ms(self) -> int:
-        """How long a question stands."""
-        return round(self.limits.approval_timeout * 1000)
-
-    @property
-    def window_ms(self) -> int:
-        """The time after a speech in which an interruption or a yes still concerns it."""
-        return round(self.limits.heard_window * 1000)
-
-    @property
-    def floor_ms(self) -> int:
-        """How long the person has the floor after a partial transcript."""
-        return round(self.limits.floor_timeout * 1000)
-
-    @property
-    def turn_ms(self) -> int:
-        """The limit of a turn."""
-        return round(self.limits.turn_timeout * 1000)
+def load_judges() -> Mapping[str, ApprovalJudge[Any]]:
+    """Make the installed judges, by language. Raises `SettingsError`."""
+    return {name: plugin.make(ApprovalJudge) for name, plugin in plugins(JUDGES).items()}
 
 
 @dataclass(frozen=True)
@@ -212,10 +177,22 @@ class Services:
     catalog_name: str = "none"
 
     @cached_property
-    def conduct(self) -> Rules:
+    def conduct(self) -> Conduct:
         """The settings that decide how a conversation goes."""
-        cancels = self.interruption_mode == "cancel"
-        return Rules(self.limits, cancels, self.failures, self.history_tokens, self.window_tokens)
+        limits = self.limits
+        return Conduct(
+            cancels=self.interruption_mode == "cancel",
+            failures=self.failures,
+            history_tokens=self.history_tokens,
+            window_tokens=self.window_tokens,
+            turn_ms=round(limits.turn_timeout * 1000),
+            question_ms=round(limits.approval_timeout * 1000),
+            window_ms=round(limits.heard_window * 1000),
+            floor_ms=round(limits.floor_timeout * 1000),
+            max_turns=limits.max_turns,
+            max_tool_rounds=limits.max_tool_rounds,
+            max_calls_per_turn=limits.max_calls_per_turn,
+        )
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with the other sessions of its person."""

@@ -196,7 +196,7 @@ class Session(SessionCore):
         """Take note of a change: move the timer, and wake the loop."""
         if self.is_closed:
             return
-        view, outbox, limits = self.view, self.outbox, self.rules.limits
+        view, outbox, limits = self.view, self.outbox, self.limits
         view.floor_at = None
         if self.state.notices and outbox.transport is not None and not outbox.speaking:
             floor = view.speaking_until
@@ -295,7 +295,7 @@ class Session(SessionCore):
         await self._release(ends and self.state.opened)
         self._stop()
         if tasks := self._cancel_tasks():
-            await asyncio.wait(tasks, timeout=self.rules.limits.close_timeout)
+            await asyncio.wait(tasks, timeout=self.limits.close_timeout)
         await self._store.release(self._claim)
 
     def _stop(self) -> None:
@@ -319,7 +319,7 @@ class Session(SessionCore):
             return [*released, SessionClosed()] if ends else released
 
         try:
-            async with asyncio.timeout(self.rules.limits.close_timeout):
+            async with asyncio.timeout(self.limits.close_timeout):
                 await self.decide(decision)
                 if ends and (delivery := self.services.webhooks.delivery) is not None:
                     await delivery.settle(self)

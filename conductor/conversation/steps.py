@@ -72,15 +72,15 @@ def next_step(view: View) -> Step:
         return _round(view, turn.calls)
     if turn.cause == "request":
         return [TurnEnded("answered", follows=view.follows)]
-    if turn.attempts > view.rules.max_attempts:
+    if turn.attempts > view.conduct.max_attempts:
         return [ended(view, "failed", error="model_provider_failed")]
     if turn.reply_text and view.request != (turn.id, turn.rounds, turn.retries):
         return [ReplyBroken(turn.reply_text.strip(), by_takeover=True)]  # it was spoken by another process
-    limits = view.rules.limits
+    conduct = view.conduct
     spent = (
-        turn.rounds >= limits.max_tool_rounds
-        or turn.calls_made >= limits.max_calls_per_turn
-        or turn.refused_rounds >= view.rules.max_refused_rounds
+        turn.rounds >= conduct.max_tool_rounds
+        or turn.calls_made >= conduct.max_calls_per_turn
+        or turn.refused_rounds >= conduct.max_refused_rounds
     )
     return AskModel(turn.id, turn.rounds, turn.retries, not spent)
 
@@ -92,12 +92,12 @@ def _begin(view: View) -> Step:
     if state.queue:
         waiting = state.queue[0]
         started = turn_started(view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang)
-        if view.rules.cancels and len(state.queue) > 1:
+        if view.conduct.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
             return [started, TurnEnded("interrupted", follows=True)]
         return [*remembered(view, waiting.text), started]
     if view.refused_input:
-        return _speak(view, "refused", view.rules.failures.get("rate_limited", ""))
+        return _speak(view, "refused", view.conduct.failures.get("rate_limited", ""))
     if view.draining:
         return AwaitResults()
     if view.requests:
@@ -161,7 +161,7 @@ def _released(view: View, calls: list[Call]) -> list[Record]:
         if call.is_open and call.effect != "read" and call.consent in ("needed", "asked"):
             break
         if call.is_open and call.consent == "held":
-            refusal = view.tools.held_refusal(call)
+            refusal = view.gate.held_refusal(call)
             records.append(CallReleased(call.id) if refusal is None else finish(view, call, refusal))
     return records
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import proxy
@@ -14,6 +13,7 @@ import structlog
 
 from conductor.conversation.services import Services, SessionObserver
 from conductor.conversation.state import Call, Conversation, Form, Question
+from conductor.conversation.view import CallGate, Edit
 from conductor.events.server import ListedTool, RejectedTool
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.prompts import session_prompt
@@ -72,16 +72,7 @@ def with_grant(text: str, rule: Rule, subject: str) -> str:
     return encode_rules((*former, rule)[-MAX_GRANTS:])
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Valid edited arguments: JSON, their digest, and a note for the model."""
-
-    arguments: str
-    digest: str
-    note: str
-
-
-class SessionTools:
+class SessionTools(CallGate):
     """The tools of one session as its client declared them, and every decision about their calls."""
 
     def __init__(

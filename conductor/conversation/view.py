@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
+from conductor.conversation.conduct import Conduct
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.records import CallFinished
-from conductor.conversation.services import Rules
-from conductor.conversation.state import Call, Conversation, LateCall, Summary, UnknownCall
-from conductor.conversation.tools import SessionTools
+from conductor.conversation.state import Call, Conversation, LateCall, Question, Summary, UnknownCall
 from conductor.events.server import ConversationState
 from conductor.messages import ToolCall, ToolResult
 from conductor.tools.base import ToolOutcome, truncate
-from conductor.tools.executor import with_timing
-from conductor.tools.outcomes import interrupted_outcome
+from conductor.tools.outcomes import interrupted_outcome, with_timing
+
+if TYPE_CHECKING:  # a type only
+    from conductor.tools.judge import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,49 @@ class Replay:
     unconfirmed: bool = False
     waits: bool = False
     state: ConversationState = "thinking"
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Valid edited arguments: JSON, their digest, and a note for the model."""
+
+    arguments: str
+    digest: str
+    note: str
+
+
+class CallGate(Protocol):
+    """What a decision asks about the session's tools, rules and judges; it changes nothing."""
+
+    def classify(self, question: Question, utterance: str, lang: str) -> Answer:
+        """Classify an answer to a question; ``lang`` is the language that the recogniser heard, if any."""
+
+    def language_of(self, lang: str) -> str:
+        """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
+
+    def prompt(self, question: Question, attempt: int) -> str:
+        """Word a question; ``attempt`` counts from 1, and is 0 where the person asks for the question."""
+
+    def by_voice(self, question: Question) -> bool:
+        """Tell whether a question can be allowed by voice."""
+
+    def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
+        """Give the outcome of a call whose tool or rules have changed since it was asked about."""
+
+    def held_refusal(self, call: Call) -> ToolOutcome | None:
+        """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
+
+    def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
+        """Validate edited arguments; a text is the refusal."""
+
+    def granted(self, question: Question, grants: str) -> str:
+        """Add the session's grant for a question."""
+
+    def allows(self, question: Question, grants: str) -> bool:
+        """Tell whether a question needs no answer with these grants of the session."""
+
+    def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
+        """Redact and shorten an outcome for the model."""
 
 
 @dataclass
@@ -50,8 +95,8 @@ class View:
     """
 
     state: Conversation
-    rules: Rules
-    tools: SessionTools
+    gate: CallGate
+    conduct: Conduct
     now: Callable[[], int]
     was_sent: Callable[[str], bool] = lambda call_id: True
     draft: str = ""
@@ -78,7 +123,7 @@ class View:
     @cached_property
     def history(self) -> HistoryBudget:
         """The bound of the history in a request."""
-        return HistoryBudget(self.rules.history_tokens, self.rules.window_tokens)
+        return HistoryBudget(self.conduct.history_tokens, self.conduct.window_tokens)
 
     @property
     def follows(self) -> bool:
@@ -101,7 +146,7 @@ def finish(
     outcome, ran = with_timing(outcome, 0.0, call.notes), bool(call.started_at)
     facts = outcome.metadata
     return CallFinished(
-        view.tools.result(call, outcome),
+        view.gate.result(call, outcome),
         call.name if ran else "",
         call.source if ran else "",
         outcome.error_type,
@@ -115,7 +160,7 @@ def finish(
 
 def finish_without_result(view: View, call: Call, outcome: ToolOutcome, *, starts_turn: bool) -> CallFinished:
     """Close a call without its result; the true one of a device call may still come."""
-    until = view.now() + view.rules.late_ms
+    until = view.now() + view.conduct.late_ms
     late = late_call(call, until, starts_turn=starts_turn) if call.is_device else None
     is_unknown = outcome.error_type == "unknown" and call.effect != "read"
     return finish(view, call, outcome, late, UnknownCall(call.digest, until) if is_unknown else None)

@@ -167,6 +167,12 @@ class ToolResultEvent(msgspec.Struct, frozen=True, rename="camel"):
         _make_text(self)
 
 
+class UnreadableResult(ToolResultEvent, frozen=True, kw_only=True):
+    """A ``tool.result`` whose result cannot be read; ``why`` is a clause."""
+
+    why: str
+
+
 class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Barge-in: the person interrupted the speech.
 

@@ -14,7 +14,7 @@ from conductor.errors import ConductorError, ErrorCode
 from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
-from conductor.events.unreadable import UnreadableResult, read_texts, repaired
+from conductor.events.unreadable import read_texts, repaired
 
 # Levels and values of an event: each value becomes an object, many times as large as its text.
 MAX_DEPTH = 32
@@ -122,7 +122,7 @@ def _report_without_result(frame: bytes, fault: str) -> Inbound | None:
     except InvalidFrame:
         return None
     if isinstance(event, client.ToolResultEvent) and event.error is None:
-        event = UnreadableResult(event.call_id, why=_FAULTS_OF_VALUES[fault])
+        event = client.UnreadableResult(event.call_id, why=_FAULTS_OF_VALUES[fault])
     assert head.id is not None and head.session_id is not None
     return Inbound(head.id, fields["type"], head.session_id, len(frame), event)
 

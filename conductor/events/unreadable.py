@@ -8,8 +8,6 @@ from typing import Any, cast
 
 import msgspec
 
-from conductor.events.client import ToolResultEvent
-
 # Brackets and strings that are looked at: 15 ms.
 MAX_PARTS = 16_000
 _PAYLOAD = "payload"
@@ -38,12 +36,6 @@ class _Report(msgspec.Struct, rename="camel"):
     timestamp: str
     session_id: str
     payload: _Payload
-
-
-class UnreadableResult(ToolResultEvent, frozen=True, kw_only=True):
-    """A ``tool.result`` whose result cannot be read; ``why`` is a clause."""
-
-    why: str
 
 
 def read_texts(frame: bytes) -> dict[str, Any] | None:

@@ -29,7 +29,14 @@ from conductor.tools.base import (
     truncate,
 )
 from conductor.tools.media import without_media
-from conductor.tools.outcomes import NotStarted, broke_off, edits, timeout_outcome, without_result
+from conductor.tools.outcomes import (
+    NotStarted,
+    broke_off,
+    edits,
+    timeout_outcome,
+    with_timing,
+    without_result,
+)
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.taint import TrackedFields
@@ -311,11 +318,3 @@ async def _ask_paused(
         return await ask(question)
     finally:
         _extend(timer, seconds)
-
-
-def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
-    """Add the execution time and the notes on changed arguments."""
-    took_ms = outcome.metadata.execution_time_ms or round(took_s * 1000)
-    notes = (*notes, *outcome.metadata.notes)
-    metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
-    return msgspec.structs.replace(outcome, metadata=metadata)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from conductor.entry_points import JUDGES, plugins
 from conductor.tools.base import Caution, ToolSpec
 
 AnswerKind: TypeAlias = Literal["allow", "deny", "yes", "wait", "repeat", "unclear", "other"]
@@ -66,11 +65,6 @@ class ApprovalJudge(Protocol[_Question]):
         question's does not count, and a refusal counts in any.
         """
         ...
-
-
-def load_judges() -> Mapping[str, ApprovalJudge[Any]]:
-    """Make the installed judges, by language. Raises `SettingsError`."""
-    return {name: plugin.make(ApprovalJudge) for name, plugin in plugins(JUDGES).items()}
 
 
 def language_of(judges: Mapping[str, ApprovalJudge[Any]], *tags: str | None) -> str:

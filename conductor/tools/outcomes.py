@@ -210,3 +210,11 @@ def interrupted_outcome(effect: str, *, was_sent: bool, reason: str) -> ToolOutc
         return without_result("not_run", why, effect=effect, reason=reason, error_type="cancelled")
     why = "The turn ended before the result came."
     return without_result("unknown", why, effect=effect, reason=reason, error_type="cancelled")
+
+
+def with_timing(outcome: ToolOutcome, took_s: float, notes: tuple[str, ...]) -> ToolOutcome:
+    """Add the execution time and the notes on changed arguments."""
+    took_ms = outcome.metadata.execution_time_ms or round(took_s * 1000)
+    notes = (*notes, *outcome.metadata.notes)
+    metadata = msgspec.structs.replace(outcome.metadata, execution_time_ms=took_ms, notes=notes)
+    return msgspec.structs.replace(outcome, metadata=metadata)

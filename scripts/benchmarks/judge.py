@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from conductor.conversation.services import load_judges
 from conductor.tools.base import ToolSpec
-from conductor.tools.judge import load_judges
 
 ZONE = "Europe/Berlin"
 CALLS: tuple[dict[str, Any], ...] = (

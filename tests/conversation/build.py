@@ -10,14 +10,12 @@ import msgspec
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
+from conductor.conversation.conduct import Conduct
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.services import Rules
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
-from conductor.conversation.tools import Edit, SessionTools
-from conductor.conversation.view import View
+from conductor.conversation.view import CallGate, Edit, View
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
-from conductor.settings import Limits
-from conductor.tools.base import ErrorType, ToolOutcome, ToolSpec, failed
+from conductor.tools.base import ErrorType, ToolOutcome, failed
 from conductor.tools.judge import Answer, AnswerKind
 from tests.shapes import shape_of
 
@@ -25,7 +23,7 @@ NOW = 1_780_000_000_000
 CLAIM = "token.1:claim"
 
 
-class Gate(SessionTools):
+class Gate(CallGate):
     """Tools of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
     def __init__(self, *, forbids: bool = False, speaks: bool = True) -> None:
@@ -63,9 +61,6 @@ class Gate(SessionTools):
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         return result(call.id, outcome.error_type, *outcome.metadata.notes, untrusted=call.untrusted)
 
-    def spec_of(self, item: Call | Question) -> ToolSpec | None:
-        return None
-
 
 def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted: bool = False) -> ToolResult:
     """Make a result as the gate of the tables writes it: the kind of the error, and the notes."""
@@ -73,14 +68,14 @@ def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted
     return ToolResult(call_id, "; ".join((text, *notes)), error_type != "none", untrusted)
 
 
-RULES = Rules(Limits(), failures=FAILURES)
+RULES = Conduct(failures=FAILURES)
 
 
 def view(
     state: Conversation,
-    rules: Rules = RULES,
+    conduct: Conduct = RULES,
     *,
-    gate: SessionTools | None = None,
+    gate: CallGate | None = None,
     now: int | Callable[[], int] = NOW,
     **facts: Any,
 ) -> View:
@@ -97,7 +92,7 @@ def view(
         "was_sent": lambda call_id: call_id in facts["was_sent"],
     }
     given = {name: functions.get(name, value) for name, value in facts.items()}
-    return View(state, rules, gate or Gate(), now if callable(now) else lambda: now, **given)
+    return View(state, gate or Gate(), conduct, now if callable(now) else lambda: now, **given)
 
 
 CARDS = Profile(("approval", "cancel", "late", "activity"))

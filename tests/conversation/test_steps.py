@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
-from conductor.conversation.services import Rules
+from conductor.conversation.conduct import Conduct
 from conductor.conversation.state import Conversation, LateCall, Notice, Turn, UnknownCall
 from conductor.conversation.steps import (
     AskModel,
@@ -46,10 +46,6 @@ from tests.conversation.build import (
 
 QUEUE = replace(RULES, cancels=False)
 NOTHING = AwaitResults()
-
-
-def limited(**limits: int) -> Rules:
-    return replace(RULES, limits=replace(RULES.limits, **limits))
 
 
 def turn_of(state: Conversation) -> Turn:
@@ -124,7 +120,7 @@ WANTS_DEVICE = fold(r.Claimed("token.1:claim", ("device.wanted",)), STARTED, rep
 AWAY = {"is_connected": False}
 
 Facts = dict[str, Any]
-STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
+STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
     # Between turns: the person's words, then an apology, a program's call, and news.
     ("nothing", fold(), {}, RULES, NOTHING),
     ("an input", ONE_INPUT, {}, RULES, [FIRST_IN_GERMAN]),
@@ -189,20 +185,20 @@ STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
     ("a turn", TURN, {}, RULES, ASK),
     ("a turn before the stop", TURN, {"draining": True, "closing": True}, RULES, ASK),
     ("after a round", ROUND_DONE, {}, RULES, replace(ASK, rounds=1)),
-    ("before the last round", ROUND_DONE, {}, limited(max_tool_rounds=2), replace(ASK, rounds=1)),
+    ("before the last round", ROUND_DONE, {}, replace(RULES, max_tool_rounds=2), replace(ASK, rounds=1)),
     (
         "after the last round",
         ROUND_DONE,
         {},
-        limited(max_tool_rounds=1),
+        replace(RULES, max_tool_rounds=1),
         replace(ASK, rounds=1, with_tools=False),
     ),
-    ("before the last call", ROUND_DONE, {}, limited(max_calls_per_turn=3), replace(ASK, rounds=1)),
+    ("before the last call", ROUND_DONE, {}, replace(RULES, max_calls_per_turn=3), replace(ASK, rounds=1)),
     (
         "after the last call",
         ROUND_DONE,
         {},
-        limited(max_calls_per_turn=2),
+        replace(RULES, max_calls_per_turn=2),
         replace(ASK, rounds=1, with_tools=False),
     ),
     ("after a refusal", ALL_DENIED, {}, RULES, replace(ASK, rounds=1)),
@@ -412,15 +408,15 @@ STEPS: list[tuple[str, Conversation, Facts, Rules, object]] = [
 
 
 @pytest.mark.parametrize(
-    ("state", "facts", "rules", "step"), [row[1:] for row in STEPS], ids=[row[0] for row in STEPS]
+    ("state", "facts", "conduct", "step"), [row[1:] for row in STEPS], ids=[row[0] for row in STEPS]
 )
-def test_the_next_step(state: Conversation, facts: Facts, rules: Rules, step: object) -> None:
-    assert next_step(view(state, rules, **facts)) == step
+def test_the_next_step(state: Conversation, facts: Facts, conduct: Conduct, step: object) -> None:
+    assert next_step(view(state, conduct, **facts)) == step
 
 
 def test_a_step_depends_on_nothing_but_its_arguments() -> None:
-    for _, state, facts, rules, _ in STEPS:
-        assert next_step(view(state, rules, **facts)) == next_step(view(state, rules, **facts))
+    for _, state, facts, conduct, _ in STEPS:
+        assert next_step(view(state, conduct, **facts)) == next_step(view(state, conduct, **facts))
 
 
 # -- time

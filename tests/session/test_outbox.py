@@ -14,7 +14,6 @@ from typing import Any, Literal
 import pytest
 
 from conductor.conversation.outbox import Outbox
-from conductor.conversation.services import Rules
 from conductor.conversation.state import Conversation, Event
 from conductor.conversation.transport import Frame
 from conductor.rate_limit import STILL_S
@@ -91,9 +90,9 @@ class Bench:
     def __init__(self, **changed: Any) -> None:
         bounds = {"ui_timeout": UI_LIMIT, "speech_timeout": SPEECH_LIMIT, "speech_seconds_per_char": 0.0}
         self.expired: list[tuple[str, float]] = []
-        rules = Rules(limits(**{**bounds, "stale_speech": 1e6, **changed}))
-        self.view = view(Conversation(), rules, now=now_ms)
-        self.outbox = Outbox("s-1", "a", self.view, self._expire)
+        self.view = view(Conversation(), now=now_ms)
+        bound = limits(**{**bounds, "stale_speech": 1e6, **changed})
+        self.outbox = Outbox("s-1", "a", self.view, bound, self._expire)
         self.outbound: dict[str, Event] = {}
         self.numbers = 0
         self._timer: asyncio.TimerHandle | None = None

@@ -193,7 +193,7 @@ async def test_an_early_yes_whose_question_expires_starts_no_turn() -> None:
         await steps(30)
         focus = session.state.focus
         assert focus is not None
-        await later((focus.presented_at + session.rules.window_ms - now_ms()) / 1000 - 0.1)
+        await later((focus.presented_at + session.conduct.window_ms - now_ms()) / 1000 - 0.1)
         store.hold = asyncio.Event()
         expiring = asyncio.create_task(session.decide(lambda: decided(session.view, focus, "expired")))
         await later(0.3)

@@ -25,6 +25,7 @@ def structs_of(module: ModuleType) -> dict[str, type[msgspec.Struct]]:
         for _, struct in inspect.getmembers(module, inspect.isclass)
         if issubclass(struct, msgspec.Struct)
         and hasattr(struct, "TYPE")
+        and "TYPE" in vars(struct)  # a subclass stands for a frame that could not be read
         and struct.__module__ == module.__name__
     }
 

@@ -1,0 +1,87 @@
+"""Questions to the person in words: about the calls of a reply, and of running tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from conductor.conversation.state import Call, Form, Question
+from conductor.conversation.tools import FORM, SessionTools, form_spec
+from conductor.events.envelope import IdGenerator
+from conductor.tools.base import PersonQuestion
+from conductor.tools.declarations import headline
+from conductor.tools.outcomes import SCOPES
+from conductor.tools.rules import arguments_digest
+
+new_approval_id = IdGenerator("appr")
+new_batch_id = IdGenerator("batch")
+
+
+async def word_questions(
+    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, lang: str, with_preview: bool
+) -> list[Question]:
+    """Word the questions about calls of a reply, except those whose tool is missing or has changed.
+
+    ``lang`` is the language in which the person has spoken, if it is known.
+    """
+    batch_id = new_batch_id()
+    questions = []
+    for call in calls:
+        await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
+        ready = tools.ready(call)
+        if ready is None or ready.spec.fingerprint != call.fingerprint:
+            continue
+        redacted = dict(tools.executor.redacted(ready.arguments))
+        await asyncio.sleep(0)
+        question = Question(
+            new_approval_id(),
+            batch_id,
+            call.id,
+            call.name,
+            call.arguments,
+            msgspec.json.encode(redacted).decode(),
+            call.digest,
+            "",
+            ready.spec.risk,
+            expires_at,
+            call.reasons,
+            tools.scopes(ready, call.cautions),
+            call.cautions,
+            call.fingerprint,
+            ready.spec.source,
+            await tools.executor.preview(ready) if with_preview else "",
+            headline(ready.spec, redacted),
+            language=tools.language_of(lang),
+        )
+        question.prompt = tools.prompt(question, 1)
+        questions.append(question)
+    return questions
+
+
+def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_at: int) -> Question:
+    """Word the question of a running tool: a card with a form."""
+    form = Form(request.source, request.message, dict(request.schema))
+    fields = request.schema.get("properties", {})
+    values = msgspec.json.encode({name: field.get("default") for name, field in fields.items()}).decode()
+    spec = form_spec(form)
+    question = Question(
+        new_approval_id(),
+        new_batch_id(),
+        call.id,
+        spec.name,
+        values,
+        values,
+        arguments_digest(spec.name, msgspec.json.decode(values)),
+        "",
+        "high",
+        expires_at,
+        (f"{request.source} asks: {request.message}",),
+        SCOPES[:1],
+        source=FORM,
+        form=form,
+        language=tools.language_of(""),
+    )
+    question.prompt = tools.prompt(question, 1)
+    return question
