@@ -71,7 +71,7 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
 
     ``lang`` is the language that the recogniser heard, if it tells.
     """
-    focus = view.state.focus if view.state.questions else None
+    focus = view.state.focus
     if focus is None:
         return None
     answer = view.gate.classify(focus, text, lang)
