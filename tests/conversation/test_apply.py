@@ -28,6 +28,7 @@ from conductor.conversation.state import (
     Event,
     Form,
     Input,
+    Kind,
     LateCall,
     Notice,
     Part,
@@ -158,9 +159,11 @@ def without(call_id: str) -> Changes:
     return {f"speeches.{call_id}": GONE, f"outbound.speak {call_id}": GONE}
 
 
-def acknowledged(state: Conversation) -> Conversation:
+def acknowledged(state: Conversation, *, but: Kind | None = None) -> Conversation:
+    """Make a state whose events are acknowledged, ``but`` those of a kind."""
     after = copy.deepcopy(state)
-    advance(after, r.Commit(CLAIM, NOW, acked=tuple(state.outbound)))
+    acked = tuple(event.id for event in state.outbound.values() if event.kind != but)
+    advance(after, r.Commit(CLAIM, NOW, acked=acked))
     return after
 
 
@@ -225,8 +228,10 @@ MANY_ANSWERS = fold(
     *(r.AnswerUnclear("q1", f"e{number}", "hm", counts=False) for number in range(127)), state=ASKED
 )
 
-# Events that wait: 253 states after a call's three, and calls alone.
-CROWDED = fold(*[r.StateShown("idle")] * 253, state=CALLED)
+# Events that wait: the oldest is a call or a card, and 257 calls alone.
+SHOWN_STATES = [r.StateShown("idle")] * 255
+CROWDED = fold(*SHOWN_STATES, state=acknowledged(CALLED, but="call"))
+CROWDED_BY_A_CARD = fold(*SHOWN_STATES, state=acknowledged(SHOWN, but="approval"))
 CROWDED_BY_CALLS = fold(replied(*(device(f"c{number}") for number in range(257))), state=IN_TURN)
 
 NOTICED = noticed(NEWS, TAXI, BUS, OLD, OLD_DATA, RESULT, DATA)
@@ -323,7 +328,18 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     ),
     ("a withheld call", TWO_CALLS, r.CallsWithheld(("evt_claim_d80",)), {"outbound.call c1.withheld": True}),
     ("a shown state", EMPTY, r.StateShown("idle"), {}),
-    ("an event too many", CROWDED, r.StateShown("idle"), {"outbound.state call_claim_900": GONE}),
+    (
+        "an event too many: the oldest goes, but a call stays",
+        CROWDED,
+        r.StateShown("idle"),
+        {"outbound.state call_claim_110a": GONE},
+    ),
+    (
+        "an event too many: a card stays",
+        CROWDED_BY_A_CARD,
+        r.StateShown("idle"),
+        {"outbound.state call_claim_190a": GONE},
+    ),
     ("too many calls wait", CROWDED_BY_CALLS, r.EventHandled("e1"), {"handled_ids.e1": None}),
     ("a field", EMPTY, r.FieldSet("a", "1"), {"fields.a": "1"}),
     ("a field that changes", fold(r.FieldSet("a", "1")), r.FieldSet("a", "2"), {"fields.a": "2"}),
