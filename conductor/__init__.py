@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from conductor.version import __version__
+
 if TYPE_CHECKING:
     from conductor.app import make_services, running
     from conductor.settings import load_settings
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "load_settings", "make_services", "running"]
 
 

@@ -125,8 +125,8 @@ async def running(
         make_authenticator(settings, store),
         settings.allowed_origins,
         [ipaddress.ip_network(network) for network in settings.trusted_proxies],
-        worker,
-        lambda: not isinstance(store, HealthCheckedStore) or store.available,
+        worker=worker,
+        store_available=lambda: not isinstance(store, HealthCheckedStore) or store.available,
     )
     # Their settings are validated before the port is open; they start behind it.
     endpoints = [plugin.load()(listener, settings) for plugin in plugins(ENDPOINTS).values()]

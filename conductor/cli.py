@@ -12,9 +12,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conductor import __version__
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
+from conductor.version import __version__
 
 GROUPS = {
     "tools": "list and call tools",

@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conductor import __version__
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
@@ -21,6 +20,7 @@ from conductor.plugins.tools import http_tools
 from conductor.plugins.webhooks.file import load_webhooks
 from conductor.settings import Reading, Settings, read_settings, referenced_names
 from conductor.stores.registry import describe_store
+from conductor.version import __version__
 
 _REMOTE_ADDRESS = ("192.0.2.1", 9)
 """An address for documentation (RFC 5737). Nothing is sent; its route gives this machine's address."""

@@ -72,6 +72,7 @@ class Tracer(Protocol):
         self,
         turn_id: str,
         cause: str,
+        *,
         stats: TurnStats,
         prompt: tuple[str, str],
         reason: EndReason,
@@ -358,12 +359,12 @@ class TurnObserver(SessionObserver):
             self._observers.tracer.end_turn(
                 turn.id,
                 turn.cause,
-                stats,
-                self._observers.prompt,
-                record.reason,
-                record.error,
-                session.key,
-                session.state.profile.traceparent,
+                stats=stats,
+                prompt=self._observers.prompt,
+                reason=record.reason,
+                error=record.error,
+                key=session.key,
+                traceparent=session.state.profile.traceparent,
             )
         seconds = time.monotonic() - stats.started
         content = {"transcript": stats.transcript, "reply": stats.reply}

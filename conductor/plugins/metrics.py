@@ -16,12 +16,12 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from conductor import __version__
 from conductor.errors import SettingsError
 from conductor.server.auth import token_digest
 from conductor.server.listener import Listener, text_response
 from conductor.server.refusals import WRONG_TOKENS_PER_MINUTE
 from conductor.settings import Settings
+from conductor.version import __version__
 
 METRICS_PATH = "/metrics"
 # Seconds of the monotonic clock; another token starts no other server.

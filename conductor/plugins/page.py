@@ -17,16 +17,15 @@ from urllib.parse import parse_qs
 import msgspec
 from websockets.http11 import Request, Response
 
-import conductor
-from conductor import __version__
 from conductor.conversation.ledger import moments, plain_moment
 from conductor.errors import StoreUnavailable
 from conductor.server.access import Refusal
 from conductor.server.listener import Listener, Route, response, text_response
 from conductor.settings import Settings
 from conductor.stores.base import SessionKey, Stored
+from conductor.version import PACKAGE, __version__
 
-FOLDER = Path(conductor.__file__).with_name("web")
+FOLDER = PACKAGE / "web"
 # Only this server's own files; no inline script or style, and no text that becomes markup.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

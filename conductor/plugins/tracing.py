@@ -66,6 +66,7 @@ class TurnTracer:
         self,
         turn_id: str,
         cause: str,
+        *,
         stats: TurnStats,
         prompt: tuple[str, str],
         reason: EndReason,

@@ -90,7 +90,7 @@ async def _play(
                 person = partial(next_words, plan, provider=playing)
             url, backstage = await stack.enter_async_context(_serving(rehearsal, options))
             patience_s = options.patience or PATIENCE_S
-            player = Player(rehearsal, url, chance, backstage, patience_s, person)
+            player = Player(rehearsal, url, chance, backstage, patience_s=patience_s, person=person)
             scenes = await player.play(lambda number: show(f"{path}, step {number}"))
             if plan is not None or rehearsal.ledger is not None:
                 scenes.append(outcome(rehearsal, backstage.ledger))

@@ -91,6 +91,7 @@ class Player:
         url: str,
         chance: random.Random,
         backstage: Backstage,
+        *,
         patience_s: float = 60.0,
         person: Callable[[Sequence[Scene]], Awaitable[str | None]] | None = None,
     ) -> None:

@@ -63,6 +63,7 @@ class Listener:
         authenticator: Authenticator,
         origins: Collection[str] = (),
         proxies: Sequence[Network] = (),
+        *,
         worker: int | None = None,
         store_available: Callable[[], bool] = lambda: True,
     ) -> None:

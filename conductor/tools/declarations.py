@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta, Struct, field
 
-import conductor
 from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.rate_limit import Admission
 from conductor.tools.base import CallContext, Effect, OnInterrupt, Risk, ToolOutcome, Toolset, ToolSpec
 from conductor.tools.schema import SchemaError
 from conductor.tools.validation import schemas
+from conductor.version import PACKAGE
 
 # Limits of a client's declarations: the model reads all of them in each request.
 MAX_TOOLS = 128
@@ -37,7 +37,7 @@ READ_S = 0.0005
 SERVER_PREFIXES = ("convo.", "tts.", "bridge.")
 """Names of the server's own calls on a client; no model may call them."""
 
-CATALOGS = Path(conductor.__file__).with_name("catalogs")
+CATALOGS = PACKAGE / "catalogs"
 """The package's catalogs; DEVICE_TOOLS_FILE names one without its suffix."""
 
 NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")

@@ -88,7 +88,7 @@ async def run(options: Options, parent: Parent) -> Report:
         await asyncio.gather(*(node.start() for node in nodes))
         switch = Switch(lambda: [node for node in nodes if node.state == "up"])
         await stack.enter_async_context(switch)
-        injector = Injector(book, nodes, switch, store, chance, options.every_s)
+        injector = Injector(book, nodes, switch, store, chance=chance, every_s=options.every_s)
         switch.on_end = injector.note_loss
         book.on_answering = lambda person: injector.at("model asked for the answer", person.name)
         await _talk(options, book, switch, injector)

@@ -99,6 +99,7 @@ class Injector:
         nodes: Sequence[ChaosNode],
         switch: Switch[ChaosNode],
         store: Store,
+        *,
         chance: random.Random,
         every_s: float,
     ) -> None:

@@ -100,7 +100,7 @@ async def run(options: Options, parent: Parent) -> dict[str, Any]:
         switch = await stack.enter_async_context(
             Switch(lambda: [node for node in nodes if node.state == "up"])
         )
-        injector = Injector(book, nodes, switch, store, chance, options.every_s)
+        injector = Injector(book, nodes, switch, store, chance=chance, every_s=options.every_s)
         switch.on_end = injector.note_loss
 
         refill = partial(draw_tasks, kits, chance, options.tasks)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from conductor import __version__
 from conductor.cli import COMMANDS, main
+from conductor.version import __version__
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
 from tests.models import AnthropicService, Call, Reply

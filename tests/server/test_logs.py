@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conductor import __version__
+from conductor.version import __version__
 from tests.app import App
 from tests.conftest import Main
 from tests.server.test_cli import START, process

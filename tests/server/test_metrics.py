@@ -14,7 +14,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 
-from conductor import __version__
 from conductor.app import make_services, running
 from conductor.commands.reload import reload
 from conductor.conversation.services import Services
@@ -24,6 +23,7 @@ from conductor.plugins.mcp.toolset import McpToolset
 from conductor.plugins.metrics import MetricsEndpoint, check_admin_token
 from conductor.server.listener import Listener
 from conductor.settings import Settings, load_settings
+from conductor.version import __version__
 from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, until, upgrade

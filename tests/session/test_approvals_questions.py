@@ -517,7 +517,7 @@ async def test_a_connection_that_comes_while_a_card_stands_finds_the_microphone_
 async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        time.sleep(0.05)  # noqa: ASYNC251, TID251  # durations are the wall clock's, which nothing moves
+        time.sleep(0.05)  # noqa: ASYNC251  # durations are the wall clock's, which nothing moves
         decided_at = time.time()
         await on.tap(card, "allow")
         took_ms = on.results()[0]["metadata"]["execution_time_ms"]

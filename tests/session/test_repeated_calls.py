@@ -76,7 +76,10 @@ def block(
     ]
 
 
-def anthropic(*blocks: list[Any], stop: str = "tool_use", end: Any = ({"type": "message_stop"},)) -> bytes:
+END = ({"type": "message_stop"},)
+
+
+def anthropic(*blocks: list[Any], stop: str = "tool_use", end: Any = END) -> bytes:
     events = [event for events in blocks for event in events]
     return sse(*events, {"type": "message_delta", "delta": {"stop_reason": stop}}, *end)
 

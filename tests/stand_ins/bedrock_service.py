@@ -47,7 +47,9 @@ class BedrockService(ModelService):
 
     def provider(self, *, model: str = "test-model", **options: Any) -> BedrockProvider:
         region = "eu-west-1"
-        return BedrockProvider("test-key", model, 512, region, self.base_url, **provider_options(options))
+        return BedrockProvider(
+            "test-key", model, 512, region, base_url=self.base_url, **provider_options(options)
+        )
 
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         return {"message": failure.message}

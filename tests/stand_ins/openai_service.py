@@ -61,7 +61,7 @@ class OpenAIService(ModelService):
         self, *, api_key: str | None = "test-key", model: str = "test-model", **options: Any
     ) -> ModelProvider:
         options.setdefault("endpoint", self._endpoint)
-        return OpenAIProvider(api_key, model, 512, self.base_url, **provider_options(options))
+        return OpenAIProvider(api_key, model, 512, base_url=self.base_url, **provider_options(options))
 
     def error_body(self, failure: HttpFailure, request_id: str) -> JsonObject:
         error = {"message": failure.message, "type": failure.error_type, "param": None, "code": None}

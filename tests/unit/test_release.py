@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conductor import __version__
 from conductor.settings import Settings
+from conductor.version import __version__
 from tests.conftest import ROOT
 
 COMPOSE = ROOT / "deploy" / "compose.yaml"

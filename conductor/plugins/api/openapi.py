@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from conductor import __version__
 from conductor.plugins.api.requests import Route
 from conductor.plugins.api.resources import Failure
+from conductor.version import __version__
 
 _DESCRIPTION = "For the backend of an app whose clients talk to Conductor. Errors have a stable code."
 

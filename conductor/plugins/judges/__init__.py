@@ -43,7 +43,7 @@ class PageJudge:
         zone: str | None = None,
     ) -> Question:
         """Make the question for a call (`ApprovalJudge`)."""
-        return make_question(self._language, spec, arguments, cautions, scopes, zone)
+        return make_question(self._language, spec, arguments, cautions, scopes=scopes, zone=zone)
 
     prompt = staticmethod(prompt)
 

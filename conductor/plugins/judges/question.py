@@ -92,6 +92,7 @@ def make_question(
     spec: ToolSpec,
     arguments: Mapping[str, Any],
     reasons: Sequence[Caution] = (),
+    *,
     scopes: Sequence[str] = ("once", "session"),
     zone: str | None = None,
 ) -> Question:

@@ -39,7 +39,6 @@ from mcp.types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from websockets.exceptions import ConnectionClosed
 
-from conductor import __version__
 from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
@@ -52,6 +51,7 @@ from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.permissions import Gate
+from conductor.version import __version__
 
 log = structlog.get_logger(__name__)
 

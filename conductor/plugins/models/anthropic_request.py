@@ -196,7 +196,7 @@ def _messages(
         received = received_of(item, provider) if index >= first else None
         if received is not None and received.prefix != digest({**head, "messages": messages}):
             return _messages(history, names, provider, head, index + 1)
-        blocks = render(item, received, names, ids, _Text, _use)
+        blocks = render(item, received, names, ids, text=_Text, call=_use)
         if received is not None and isinstance(blocks[-1], _Text):
             blocks[-1].text = blocks[-1].text.rstrip()
         # Roles alternate: two replies in a row, such as after a barge-in, are one message.

@@ -154,6 +154,7 @@ async def open_reply(
     path: str,
     body: bytes,
     decoder: StreamDecoder,
+    *,
     silence_s: float,
     headers: Mapping[str, str],
 ) -> ReplyStream:

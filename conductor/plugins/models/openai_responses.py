@@ -123,7 +123,7 @@ def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
             received = received_of(message, PROVIDER) if index >= running else None
             if received is not None and received.prefix != source:
                 received = None
-            items += render(message, received, names, ids, _message, _call)
+            items += render(message, received, names, ids, text=_message, call=_call)
         elif isinstance(message, ToolResult):
             items.append(_Output(ids[message.call_id], user_text(message)))
         else:

@@ -79,6 +79,7 @@ def render(
     received: Received | None,
     names: ToolNameMap,
     ids: dict[str, str],
+    *,
     text: Callable[[str], Any],
     call: Callable[[str, str, bytes], Any],
 ) -> list[Any]:

@@ -145,7 +145,9 @@ class HttpProvider:
         from conductor.plugins.models.http import open_reply
 
         def attempt() -> Awaitable[ReplyStream]:
-            return open_reply(send, path, post.body, post.new_decoder(), request.silence_s, post.headers)
+            return open_reply(
+                send, path, post.body, post.new_decoder(), silence_s=request.silence_s, headers=post.headers
+            )
 
         try:
             # Up to the first event; later the turn decides about another try.

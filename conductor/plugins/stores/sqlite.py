@@ -107,7 +107,7 @@ class SqliteStore:
 
     async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
         """Append a commit; it cannot be cancelled."""
-        meta = await self._run(partial(_append, claim, commit_id, data, snapshot, self._now()))
+        meta = await self._run(partial(_append, claim, commit_id, data, snapshot=snapshot, now=self._now()))
         if meta is None:
             claim.revision += 1
             return
@@ -231,7 +231,7 @@ def _stored(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Stored:
 
 
 def _append(
-    claim: Claim, commit_id: str, data: bytes, snapshot: bool, now: float, connection: sqlite3.Connection
+    claim: Claim, commit_id: str, data: bytes, connection: sqlite3.Connection, *, snapshot: bool, now: float
 ) -> Meta | None:
     # None if the commit was appended, else the session's fields.
     names = (claim.key.subject, claim.key.session_id)

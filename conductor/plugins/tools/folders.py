@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import conductor
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.plugins.tools.knowledge_index import KnowledgeIndex
 from conductor.settings import Settings, environment_values
+from conductor.version import PACKAGE
 
 # The knowledge base's index in DATA_DIR.
 KNOWLEDGE_FILE = "knowledge.db"
@@ -61,7 +61,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path]]:
     if settings.store_kind == "sqlite":
         yield "the sessions", settings.store_path
     # A file tool could write code that runs at the next start.
-    yield "the server's code", Path(conductor.__file__).parent
+    yield "the server's code", PACKAGE
     yield "installed packages", Path(sysconfig.get_path("purelib"))
     yield from ((name.upper(), path) for name, path in settings.paths if name not in _FOR_TOOLS)
     # A plugin has variables of its own, such as JWT_KEYS.

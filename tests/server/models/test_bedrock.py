@@ -253,7 +253,12 @@ async def test_a_request_is_signed_for_the_address_that_it_goes_to(monkeypatch: 
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     async with BedrockService() as service:
         provider = BedrockProvider(
-            None, "arn:aws:bedrock:eu-west-1::x/y", 512, "eu-west-1", service.base_url, trust_env=False
+            None,
+            "arn:aws:bedrock:eu-west-1::x/y",
+            512,
+            "eu-west-1",
+            base_url=service.base_url,
+            trust_env=False,
         )
         await provider.start()
         async with aclosing(provider.stream(ask())) as events:
@@ -285,7 +290,7 @@ async def test_without_credentials_it_says_so(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    provider = BedrockProvider(None, CLAUDE, 512, "eu-west-1", "http://127.0.0.1:9", trust_env=False)
+    provider = BedrockProvider(None, CLAUDE, 512, "eu-west-1", base_url="http://127.0.0.1:9", trust_env=False)
     with pytest.raises(ModelError, match="no AWS credentials") as raised:
         async with aclosing(provider.stream(ask())) as events:
             await anext(events)

@@ -277,7 +277,9 @@ async def test_a_conversation_with_the_server(
     if endpoint == "anthropic":
         provider = AnthropicProvider(Account("key", address), "tiny", 200, trust_env=False)
     else:
-        provider = OpenAIProvider(None, "tiny", 200, f"{address}/v1", endpoint, trust_env=False)
+        provider = OpenAIProvider(
+            None, "tiny", 200, base_url=f"{address}/v1", endpoint=endpoint, trust_env=False
+        )
     await converse(provider)
     await is_too_long(provider)
     async with aclosing(provider.stream(ask())) as events:
@@ -287,7 +289,9 @@ async def test_a_conversation_with_the_server(
 
 
 async def test_completions_of_the_server(address: str) -> None:
-    provider = OpenAIProvider(None, "tiny", 200, f"{address}/v1", "completions", trust_env=False)
+    provider = OpenAIProvider(
+        None, "tiny", 200, base_url=f"{address}/v1", endpoint="completions", trust_env=False
+    )
     events = await reply(provider, ask())
     assert text_of(events) and isinstance(events[-1], Finished)
     await is_too_long(provider)

@@ -55,7 +55,7 @@ async def sender(base_url: str, *addresses: str) -> AsyncIterator[Service]:
 
 
 async def open_and_close(service: Service) -> None:
-    (await open_reply(service.send, "/v1/messages", BODY, Whole(), 5.0, {})).close()
+    (await open_reply(service.send, "/v1/messages", BODY, Whole(), silence_s=5.0, headers={})).close()
 
 
 async def test_a_name_that_resolves_to_a_public_address_is_not_connected_to(claude: AnthropicService) -> None:

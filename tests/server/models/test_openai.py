@@ -299,7 +299,7 @@ async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"
 
 
 def provider_at(base_url: str) -> OpenAIProvider:
-    return OpenAIProvider(None, "m", 512, base_url, trust_env=False, retry_s=0.001)
+    return OpenAIProvider(None, "m", 512, base_url=base_url, trust_env=False, retry_s=0.001)
 
 
 WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\n\n'
@@ -331,7 +331,7 @@ async def test_an_empty_reply_with_status_200_is_broken_unless_the_window_is_kno
 ) -> None:
     async with by_hand() as base_url:
         provider = OpenAIProvider(
-            None, "m", 512, base_url, context_window=window, trust_env=False, retry_s=0.001
+            None, "m", 512, base_url=base_url, context_window=window, trust_env=False, retry_s=0.001
         )
         assert (await failure_of(provider)).reason == reason
         await provider.aclose()

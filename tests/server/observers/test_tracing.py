@@ -155,7 +155,16 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
 def test_traces_are_sent_to_a_collector() -> None:
     with collector() as (url, received):
         tracer = make_tracer(url, content=False)
-        tracer.end_turn("turn_1", "transcript", TurnStats(), ("", ""), "answered", None, KEY, None)
+        tracer.end_turn(
+            "turn_1",
+            "transcript",
+            stats=TurnStats(),
+            prompt=("", ""),
+            reason="answered",
+            error=None,
+            key=KEY,
+            traceparent=None,
+        )
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -167,7 +176,16 @@ def test_traces_are_sent_to_a_collector() -> None:
 def test_an_unresponsive_collector_does_not_delay_the_stop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
-        tracer.end_turn("turn_1", "transcript", TurnStats(), ("", ""), "answered", None, KEY, None)
+        tracer.end_turn(
+            "turn_1",
+            "transcript",
+            stats=TurnStats(),
+            prompt=("", ""),
+            reason="answered",
+            error=None,
+            key=KEY,
+            traceparent=None,
+        )
         tracer.close(0.05)
         assert any(thread.name == "traces" for thread in enumerate_threads())
 

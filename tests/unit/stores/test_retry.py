@@ -43,6 +43,6 @@ async def test_a_suspended_process_reads_the_answer() -> None:
 
     retrying = asyncio.create_task(retry(send, 0.1, (OSError,), str))
     await started.wait()
-    time.sleep(0.5)  # noqa: ASYNC251, TID251 -- the whole process stands still
+    time.sleep(0.5)  # noqa: ASYNC251 -- the whole process stands still
     asyncio.get_running_loop().call_later(0.001, answer.set_result, "stored")
     assert await asyncio.wait_for(retrying, WAIT) == "stored"
