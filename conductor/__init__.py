@@ -6,25 +6,21 @@ use.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from conductor.version import __version__
 
 if TYPE_CHECKING:
     from conductor.app import make_services, running
     from conductor.settings import load_settings
+    from conductor.version import __version__
 
 __all__ = ["__version__", "load_settings", "make_services", "running"]
+
+_MODULES = {"__version__": "version", "load_settings": "settings", "make_services": "app", "running": "app"}
 
 
 def __getattr__(name: str) -> Any:
     # On demand: a client of the library does not load the server.
-    if name in ("make_services", "running"):
-        from conductor import app
-
-        return getattr(app, name)
-    if name == "load_settings":
-        from conductor.settings import load_settings
-
-        return load_settings
-    raise AttributeError(f"module 'conductor' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'conductor' has no attribute {name!r}")
+    return getattr(import_module(f"conductor.{_MODULES[name]}"), name)
