@@ -158,7 +158,7 @@ def _payloads(prefix: str) -> dict[str, Json]:
     for name, schema in schemas.items():
         struct = getattr(client, name, None) or getattr(server, name)
         schema.update(getattr(struct, "CONDITIONS", {}))
-        if hasattr(struct, "CAPABILITY"):
+        if getattr(struct, "CAPABILITY", ""):
             schema["description"] += f" Needs the capability `{struct.CAPABILITY}`."
         for item in msgspec.structs.fields(struct):
             for meta in getattr(item.type, "__metadata__", ()):

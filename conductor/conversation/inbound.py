@@ -33,16 +33,6 @@ from conductor.tools.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
-# Events that are recorded, and acknowledged to a client with the capability ``resume``.
-_RECORDED = (
-    client.TranscriptFinal,
-    client.ToolResultEvent,
-    client.ToolCancelled,
-    client.ToolAccepted,
-    client.OutputInterrupted,
-    client.AgentCompleted,
-    client.ApprovalResponse,
-)
 _UNKNOWN_CALL = "This callId is not that of a tool.call; it is not the frame's id."
 _TOO_OFTEN = "Too many changes; wait."
 _TWICE = "One decision at a time about each question."
@@ -51,7 +41,7 @@ _TWICE = "One decision at a time about each question."
 class InboundResult(Enum):
     """The kind of an event.
 
-    ``EXPECTED`` answers a call; ``REFUSED`` is a transcript without a turn; ``COSTLY`` has a long answer;
+    ``EXPECTED`` answers a call; ``REFUSED`` got an error; ``COSTLY`` has a long answer;
     ``LATER`` is recorded later.
     """
 
@@ -81,20 +71,26 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
         await session.reopen_microphone()
         return InboundResult.ORDINARY
     is_recorded = result not in (InboundResult.REFUSED, InboundResult.LATER)
-    if transport.resumes and is_recorded and isinstance(event, _RECORDED):
+    if transport.resumes and is_recorded and event is not None and event.RECORDED:
         clients.acknowledge(inbound.id)
     if is_repeated and isinstance(event, client.TranscriptFinal):
         await session.reopen_microphone()  # its turn may be over
     return result
 
 
-async def _take(  # noqa: C901 -- a branch an event
+async def _take(  # noqa: C901 -- a case an event
     session: Session, inbound: Inbound, transport: Transport
 ) -> InboundResult:
-    capabilities, view, outbox = session.state.profile.capabilities, session.view, session.outbox
-    match event := inbound.event:
+    event, capabilities = inbound.event, session.state.profile.capabilities
+    if event is None or event.CAPABILITY not in ("", *capabilities):
+        return _ignore(session, inbound)
+    view, outbox = session.view, session.outbox
+    match event:
         case client.ToolResultEvent():
             return await _take_result(session, inbound.id, event)
+        case client.ToolCancelled() | client.ToolAccepted():
+            if not await _report(session, inbound.id, event):
+                return InboundResult.LATER
         case client.TranscriptFinal():
             return await _take_transcript(session, inbound.id, event)
         case client.TranscriptPartial():
@@ -108,36 +104,39 @@ async def _take(  # noqa: C901 -- a branch an event
             await record(session, inbound.id, event)
             if outbox.transport is not None:
                 outbox.transport.drop_partials()
-        case client.AgentCompleted():
-            await record(session, inbound.id, event)
-            outbox.expect_no_acknowledgements()
         case client.SessionUpdate(tools=list(tools)) if "tools" in capabilities:
             await _declare(session, tools, inbound.id, transport)
-        case client.ApprovalResponse() if "approval" in capabilities:
+        case client.ApprovalResponse():
             await _take_decisions(session, event, transport)
-        case client.ApprovalShown() if "approval" in capabilities:
+        case client.ApprovalShown():
             question = session.state.questions.get(event.approval_id)
             if question is not None and question.card and outbox.was_sent(event.approval_id):
                 view.visible_cards[event.approval_id] = view.now()
-        case client.ResponseCancel() if "cancel" in capabilities:
+        case client.ResponseCancel():
             await record(session, "", event)
-        case client.ToolCancelled() | client.ToolAccepted() if (
-            "cancel" if isinstance(event, client.ToolCancelled) else "async"
-        ) in capabilities:
-            if not await _report(session, inbound.id, event):
-                return InboundResult.LATER
-        case client.ToolStarted() | client.ToolProgress() if "lease" in capabilities:
+        case client.ToolStarted() | client.ToolProgress():
             outbox.extend(event.call_id)
             session.changed()
-        case client.ToolsList() if session.services.may_inspect(transport) and "inspect" in capabilities:
+        case client.ToolsList() if session.services.may_inspect(transport):
             services, listed = session.services, session.tools.listed
             model = services.serving(session.state.profile.model) or services.provider.name
             prompt = services.observers.prompt[0], session.tools.system_prompt
             session.flash(ToolsListed(listed, model, *prompt, services.choices))
             return InboundResult.COSTLY
+        case _ if event.RECORDED:  # by `receive`, without a further effect
+            response = await record(session, inbound.id, event)
+            if isinstance(response, Refuse):
+                _refuse(session, response, inbound.id)
+                return InboundResult.REFUSED
+            outbox.expect_no_acknowledgements()
         case _:
-            log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
-            session.clients.diagnose([of_ignored(inbound)])
+            return _ignore(session, inbound)
+    return InboundResult.ORDINARY
+
+
+def _ignore(session: Session, inbound: Inbound) -> InboundResult:
+    log.debug("event ignored", type=inbound.type[:64], session=session.key.session_id)
+    session.clients.diagnose([of_ignored(inbound)])
     return InboundResult.ORDINARY
 
 

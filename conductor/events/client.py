@@ -52,6 +52,19 @@ _TOOL = {
 }
 
 
+class FromClient(msgspec.Struct, frozen=True, rename="camel"):
+    """An event of a client. Its traits stand beside its ``TYPE``, and nowhere else.
+
+    It is ignored from a client that did not name its ``CAPABILITY``, if it has one. ``RECORDED``: its meaning
+    is recorded, which ``event.ack`` confirms. ``CLAIMS``: it takes the session back from another process.
+    """
+
+    TYPE: ClassVar[str]
+    CAPABILITY: ClassVar[str] = ""
+    RECORDED: ClassVar[bool] = False
+    CLAIMS: ClassVar[bool] = False
+
+
 class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """The client's state of a session that it resumes. It lists tool calls; UI calls are ignored."""
 
@@ -74,10 +87,11 @@ class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     pending: Annotated[list[Id], doc("Calls that are waiting or running.", ["call_5d_2"])] = []
 
 
-class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class SessionStart(FromClient, frozen=True, omit_defaults=True):
     """Creates or resumes the session. Send it after each connect; ``session.started`` answers it."""
 
     TYPE: ClassVar[str] = "session.start"
+    CLAIMS: ClassVar[bool] = True
     session_id: Annotated[str | None, doc("The envelope's.", "s-1")] = None
     github_token: Annotated[str | None, doc("Neither read nor kept.")] = None
     locale: Annotated[_Short | None, doc("The device's language (BCP 47).", "en-GB")] = None
@@ -119,7 +133,7 @@ class SessionStart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     ] = None
 
 
-class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class SessionUpdate(FromClient, frozen=True, omit_defaults=True):
     """Replaces the device's tools, or renews the connection's token. ``tools.changed`` answers new tools."""
 
     TYPE: ClassVar[str] = "session.update"
@@ -130,17 +144,19 @@ class SessionUpdate(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     ] = None
 
 
-class TranscriptPartial(msgspec.Struct, frozen=True, rename="camel"):
+class TranscriptPartial(FromClient, frozen=True):
     """The transcript so far. The person is speaking; no turn starts."""
 
     TYPE: ClassVar[str] = "user.audio.transcript.partial"
     text: Annotated[str, doc("The text so far.", "what is seventeen")]
 
 
-class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class TranscriptFinal(FromClient, frozen=True, omit_defaults=True):
     """The person's words. They start a turn."""
 
     TYPE: ClassVar[str] = "user.audio.transcript.final"
+    RECORDED: ClassVar[bool] = True
+    CLAIMS: ClassVar[bool] = True
     text: Annotated[
         str,
         doc(
@@ -152,10 +168,11 @@ class TranscriptFinal(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     lang: Annotated[_Short | None, doc("The language that the recogniser heard (BCP 47).", "en")] = None
 
 
-class ToolResultEvent(msgspec.Struct, frozen=True, rename="camel"):
+class ToolResultEvent(FromClient, frozen=True):
     """The result of a ``tool.call``. ``error``, if it is not null, wins over ``result``."""
 
     TYPE: ClassVar[str] = "tool.result"
+    RECORDED: ClassVar[bool] = True
     call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     result: Annotated[
         Any,
@@ -173,7 +190,7 @@ class UnreadableResult(ToolResultEvent, frozen=True, kw_only=True):
     why: str
 
 
-class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class OutputInterrupted(FromClient, frozen=True, omit_defaults=True):
     """Barge-in: the person interrupted the speech.
 
     It concerns the oldest ``tts.speak`` without a result. ``spokenText`` or ``playedMs`` tells the model how
@@ -181,6 +198,7 @@ class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaul
     """
 
     TYPE: ClassVar[str] = "audio.output.interrupted"
+    RECORDED: ClassVar[bool] = True
     reason: Annotated[str, doc("For the log.", "user_speech")] = ""
     speech_id: Annotated[str | None, doc("The speech; not read.")] = None
     spoken_text: Annotated[str | None, doc("The spoken part of the text.", "Seventeen percent of")] = None
@@ -189,10 +207,12 @@ class OutputInterrupted(msgspec.Struct, frozen=True, rename="camel", omit_defaul
     ] = None
 
 
-class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class AgentCompleted(FromClient, frozen=True, omit_defaults=True):
     """A coding agent has ended; the server tells the person in a turn of its own."""
 
     TYPE: ClassVar[str] = "agent.completed"
+    RECORDED: ClassVar[bool] = True
+    CLAIMS: ClassVar[bool] = True
     agent_id: Annotated[Id, doc("The agent.", "a-77")]
     status: Annotated[_Short, doc("Its last status.", "FINISHED")]
     summary: Annotated[str | None, doc("Its work.", "Fixed the login page and its test.")] = None
@@ -200,18 +220,19 @@ class AgentCompleted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
     prompt: Annotated[str | None, doc("Its task.", "Fix the login page.")] = None
 
 
-class ResponseCancel(msgspec.Struct, frozen=True, rename="camel"):
+class ResponseCancel(FromClient, frozen=True):
     """Stops the running turn, for a button in place of a barge-in."""
 
     TYPE: ClassVar[str] = "response.cancel"
     CAPABILITY: ClassVar[str] = "cancel"
 
 
-class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ToolCancelled(FromClient, frozen=True, omit_defaults=True):
     """Answers ``tool.cancel``."""
 
     TYPE: ClassVar[str] = "tool.cancelled"
     CAPABILITY: ClassVar[str] = "cancel"
+    RECORDED: ClassVar[bool] = True
     call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     effect: Annotated[
         Literal["none", "partial", "complete"], doc("How much of the call took effect.", "none")
@@ -222,7 +243,7 @@ class ToolCancelled(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
         _make_text(self)
 
 
-class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
+class ToolStarted(FromClient, frozen=True):
     """The device has started a call: the time limit restarts."""
 
     TYPE: ClassVar[str] = "tool.started"
@@ -230,7 +251,7 @@ class ToolStarted(msgspec.Struct, frozen=True, rename="camel"):
     call_id: Annotated[Id, doc("The call.", "call_5d_1")]
 
 
-class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ToolProgress(FromClient, frozen=True, omit_defaults=True):
     """The call is still running: the time limit restarts."""
 
     TYPE: ClassVar[str] = "tool.progress"
@@ -240,16 +261,17 @@ class ToolProgress(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     percent: Annotated[Annotated[float, Meta(ge=0, le=100)] | None, doc("The progress.", 42)] = None
 
 
-class ToolAccepted(msgspec.Struct, frozen=True, rename="camel"):
+class ToolAccepted(FromClient, frozen=True):
     """The call goes on as a job: the turn continues, and the ``tool.result`` comes later."""
 
     TYPE: ClassVar[str] = "tool.accepted"
     CAPABILITY: ClassVar[str] = "async"
+    RECORDED: ClassVar[bool] = True
     call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     job_id: Annotated[_Short, doc("The device's name for the job.", "job-7")]
 
 
-class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
+class ApprovalShown(FromClient, frozen=True):
     """A person can see the card of a request now. From then on a yes by voice counts for the card."""
 
     TYPE: ClassVar[str] = "approval.shown"
@@ -257,7 +279,7 @@ class ApprovalShown(msgspec.Struct, frozen=True, rename="camel"):
     approval_id: Annotated[Id, doc("The request.", "appr_5d_1")]
 
 
-class ToolsList(msgspec.Struct, frozen=True, rename="camel"):
+class ToolsList(FromClient, frozen=True):
     """Asks for the session's tools; ``tools.listed`` answers it."""
 
     TYPE: ClassVar[str] = "tools.list"
@@ -287,7 +309,7 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         _check_edit(self.decision, self.edited_arguments)
 
 
-class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ApprovalResponse(FromClient, frozen=True, omit_defaults=True):
     """Answers ``approval.request``: one decision, or several in ``decisions``.
 
     Send ``approvalId``, ``argumentsDigest`` and ``decision``, or ``decisions`` alone.
@@ -295,6 +317,8 @@ class ApprovalResponse(msgspec.Struct, frozen=True, rename="camel", omit_default
 
     TYPE: ClassVar[str] = "approval.response"
     CAPABILITY: ClassVar[str] = "approval"
+    RECORDED: ClassVar[bool] = True
+    CLAIMS: ClassVar[bool] = True
     CONDITIONS: ClassVar[Mapping[str, Any]] = {
         "allOf": _EDITS,
         # Null counts as left out, so `required` alone is not enough.

@@ -333,10 +333,8 @@ class Connection(Writer):
             message = "The payload's sessionId is not the envelope's."
             self._send_error("session_mismatch", message, inbound.id, inbound.session_id)
             return
-        starts_turn = isinstance(
-            event, client.TranscriptFinal | client.AgentCompleted | client.ApprovalResponse
-        )
-        claims = starts_turn or isinstance(event, client.SessionStart)
+        claims = event is not None and event.CLAIMS
+        starts_turn = claims and not isinstance(event, client.SessionStart)
         received_at = _now()
         first_turn = starts_turn and self._session is not None and not self._session.state.log
         if first_turn or (self._session is None and self._state is _State.UNBOUND):

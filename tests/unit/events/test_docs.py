@@ -14,7 +14,7 @@ from protocol_reference import markdown
 from protocol_schema import EVENTS, UI_CALLS, json_schema
 
 from conductor.errors import CODE_MEANINGS
-from conductor.events import codec, server
+from conductor.events import client, codec, server
 from conductor.events.envelope import SUBPROTOCOL
 from conductor.events.server import CAPABILITIES, STATE_MEANINGS
 from conductor.settings import load_settings
@@ -30,6 +30,13 @@ def test_the_pages_made_from_the_code_are_up_to_date() -> None:
     reference = (ROOT / "docs" / "protocol-reference.md").read_text(encoding="utf-8")
     schema = json.loads((ROOT / "docs" / "protocol-schema.json").read_text(encoding="utf-8"))
     assert (reference, schema) == (MARKDOWN, json_schema()), "outdated; run scripts/docs"
+
+
+def test_the_table_of_events_to_send_again_names_each_that_is_recorded() -> None:
+    table = MARKDOWN.partition("What to send again, with the capability `resume`:")[2].partition("\n\n#")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if "| `event.ack`" in row]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row[0])}
+    assert named == {event.TYPE for event in get_args(client.ClientEvent) if event.RECORDED}
 
 
 def test_every_refusal_of_the_codec_has_a_meaning() -> None:
