@@ -14,6 +14,7 @@ from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.plugins.models.anthropic_request import body_of
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
+from conductor.tools.base import truncate
 from tests.session.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
 
@@ -114,6 +115,10 @@ CUTS: list[tuple[str, list[Message], int, int, int]] = [
     ("too many tokens, but few turns", [LARGE, *3 * TURN], 4, 240, 1),
     ("one turn, however large", TURN, 1, 1, 0),
     ("two turns of which one stays, however large", 2 * TURN, 1, 1, 2),
+    ("too many turns, and as many tokens as may be", [*3 * TURN, LARGE, SAYS], 4, 261, 6),
+    ("a reply before the first turn", [REPLIES, *4 * TURN], 4, 180, 0),
+    ("a reply before the only turn", [REPLIES, *TURN], 1, 1, 0),
+    ("a note at the end", [*2 * TURN, TOLD], 2, 1_000, 4),
     ("a note and the message that it belongs to", [*TURN, *TURN, TOLD, SAYS, REPLIES], 2, 1_000, 4),
     ("a note without a message", [*TURN, *TURN, TOLD, REPLIES], 2, 1_000, 4),
     ("a message after a message", [*TURN, SAYS, SAYS, REPLIES], 2, 1_000, 3),
@@ -200,18 +205,6 @@ def test_a_note_is_not_cut_from_its_message() -> None:
         check_cut(whole_turns(rng, notes=True), rng.randint(1, 10), rng.randint(1, 3000))
 
 
-@pytest.mark.parametrize("max_turns", [1, 2, 3])
-def test_the_last_turn_stays_however_large(max_turns: int) -> None:
-    history: list[Message] = [
-        UserMessage("a"),
-        AssistantMessage("b"),
-        UserMessage("c" * 10_000),
-        AssistantMessage("d"),
-    ]
-    assert cut_point(history, max_turns, 10) == 2
-    assert cut_point(history[2:], max_turns, 10) == 0
-
-
 def test_reasoning_counts_only_while_its_turn_runs() -> None:
     thought = AssistantMessage("Well.", opaque="x" * 35_000)
     history: list[Message] = [UserMessage("a"), thought, UserMessage("b"), thought, UserMessage("c")]
@@ -233,10 +226,24 @@ def test_a_budget_follows_the_services_count() -> None:
     assert budget.tokens == 1_000, "no service counts a hundred tokens for a word"
     budget.learn(request, Usage(input_tokens=501))
     assert budget.tokens == 8_000, "one that counts less than there is changes nothing"
-    budget.learn(ModelRequest("", [UserMessage("Hi")]), Usage(input_tokens=400))
+    budget.learn(ModelRequest("", [UserMessage("Hi")]), Usage(input_tokens=500))
     assert budget.tokens == 8_000, "a short request, most of which is the service's own"
     budget.learn(request, Usage())
     assert budget.tokens == 8_000
+
+
+def test_everything_that_a_service_counts_is_in_the_estimate() -> None:
+    messages: list[Message] = [
+        UserMessage("x" * 3_500),
+        AssistantMessage("", CALLS[1:], opaque="x" * 41),
+        ToolResult("c2", ""),
+        AssistantMessage(""),
+    ]
+    assert size_of(messages) == 1_004 + 12 + 4 + 4
+    budget = HistoryBudget(8_000)
+    # The system prompt, a tool and the reasoning of the running turn have 35 + 29 + 41 characters: 30 tokens.
+    budget.learn(ModelRequest("s" * 35, messages, TOOLS), Usage(input_tokens=2 * 1_054))
+    assert budget.tokens == 4_000
 
 
 # -- requests that were too long
@@ -280,6 +287,25 @@ def test_requests_never_become_shorter_than_an_accepted_one() -> None:
     assert budget.begin(long_history(30), 0, now=1) == 0, "the service had taken as much before"
 
 
+def test_of_accepted_requests_the_longest_counts() -> None:
+    budget, history = HistoryBudget(60_000), long_history(20)
+    accepted(budget, history[:19])
+    accepted(budget, history[:1])
+    budget.refuse(size_of(history), None, now=0)
+    assert budget.begin(history[:19], 0, now=1) == 0
+
+
+def test_each_refusal_finds_its_own_beginning() -> None:
+    budget, history = HistoryBudget(60_000), long_history(20)
+    budget.refuse(size_of(history), None, now=0)
+    assert budget.begin(history, 0, now=1) == 15
+    assert budget.begin(history[18:], 18, now=2) == 0, "what it left out is dropped by now"
+    assert budget.begin(history, 0, now=600_000) == 0
+    accepted(budget, history[:15])
+    budget.refuse(size_of(history), None, now=700_000)
+    assert budget.begin(history, 0, now=700_001) == 13
+
+
 def test_what_one_model_accepts_says_nothing_of_another() -> None:
     budget, history = HistoryBudget(60_000), long_history(20)
     accepted(budget, history, "cloud")
@@ -290,13 +316,93 @@ def test_what_one_model_accepts_says_nothing_of_another() -> None:
 def test_a_short_history_is_sent_whole_whatever_a_service_says() -> None:
     budget = HistoryBudget(60_000)
     budget.refuse(500, None, now=0)
-    assert budget.begin(long_history(1), 0, now=1) == 0
+    assert budget.begin(50 * TURN, 0, now=1) == 0, "2,000 tokens"
+    assert budget.begin([*50 * TURN, Note("")], 0, now=1) == 52, "2,004 tokens"
 
 
-def test_the_room_for_messages_is_the_rest_of_a_known_window_else_half() -> None:
-    assert HistoryBudget(4_000).room("", (), 9_000) == 4_500
-    assert HistoryBudget(4_000, 8_192).room("s" * 350, (), 9_000) == 8_192 - 1_024 - 100
-    assert HistoryBudget(4_000, 8_192).room("", (), 5_000) == 2_500, "the estimate was too low"
+COUNTED_TWICE = HistoryBudget(4_000, 8_192)
+COUNTED_TWICE.learn(ModelRequest("", [UserMessage("x" * 3_486)]), Usage(input_tokens=2_000))
+ROOMS: list[tuple[str, HistoryBudget, int, int, int]] = [
+    ("the window is unknown: half", HistoryBudget(4_000), 0, 9_000, 4_500),
+    ("the window without a reply", HistoryBudget(4_000, 8_192), 0, 9_000, 8_192 - 1_024),
+    ("the window without a system prompt of 100 tokens", HistoryBudget(4_000, 8_192), 350, 9_000, 7_068),
+    ("the window of a service that counts twice as many", COUNTED_TWICE, 350, 9_000, 3_484),
+    ("messages that fit by the estimate: half", HistoryBudget(4_000, 8_192), 0, 7_168, 3_584),
+    ("a window that the system prompt fills: half", HistoryBudget(4_000, 8_192), 30_000, 9_000, 4_500),
+]
+
+
+@pytest.mark.parametrize(
+    ("budget", "system", "size", "room"), [row[1:] for row in ROOMS], ids=[row[0] for row in ROOMS]
+)
+def test_the_room_for_messages_that_were_too_many(
+    budget: HistoryBudget, system: int, size: int, room: int
+) -> None:
+    assert budget.room("s" * system, (), size) == room
+
+
+def test_the_room_for_messages_is_without_the_tools() -> None:
+    assert HistoryBudget(4_000, 8_192).room("s" * 6, TOOLS, 9_000) == 8_192 - 1_024 - 10
+
+
+def results(*sizes: int) -> list[Message]:
+    return [UserMessage(""), *(ToolResult(f"c{size}", "x" * size) for size in sizes)]
+
+
+def cut_text(size: int, limit: int) -> str:
+    return truncate("x" * size, limit)
+
+
+def calling(*arguments: str) -> AssistantMessage:
+    return AssistantMessage("", tuple(ToolCall("c", "device.do", text) for text in arguments))
+
+
+TOO_LONG = msgspec.json.encode({"arguments too long to repeat": cut_text(201, 100)}).decode()
+SHORTENED: list[tuple[str, list[Message], int, list[Message]]] = [
+    ("nothing", [], 0, []),
+    ("results that fit", results(1_000, 4_000), 1_439, results(1_000, 4_000)),
+    (
+        "the largest share what the small ones leave",
+        results(9_000, 1_000, 4_000),
+        2_014,
+        [
+            UserMessage(""),
+            ToolResult("c9000", cut_text(9_000, 3_000)),
+            ToolResult("c1000", "x" * 1_000),
+            ToolResult("c4000", cut_text(4_000, 3_000)),
+        ],
+    ),
+    (
+        "200 characters stay of each",
+        [UserMessage(""), AssistantMessage("Well."), *results(200, 201)[1:]],
+        0,
+        [
+            UserMessage(""),
+            AssistantMessage("Well."),
+            *results(200)[1:],
+            ToolResult("c201", cut_text(201, 200)),
+        ],
+    ),
+    (
+        "arguments, of which half stays: as JSON they may double",
+        [UserMessage(""), calling("x" * 200, "x" * 201)],
+        0,
+        [
+            UserMessage(""),
+            calling("x" * 200, TOO_LONG),
+        ],
+    ),
+    ("earlier turns", [*results(9_000), *results(200)], 0, [*results(9_000), *results(200)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("messages", "max_tokens", "fitting"), [row[1:] for row in SHORTENED], ids=[row[0] for row in SHORTENED]
+)
+def test_long_results_and_arguments_of_the_running_turn_are_shortened(
+    messages: list[Message], max_tokens: int, fitting: list[Message]
+) -> None:
+    assert shortened(messages, max_tokens) == fitting
 
 
 def test_the_largest_results_and_arguments_of_the_running_turn_are_shortened() -> None:

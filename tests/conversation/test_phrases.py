@@ -83,9 +83,9 @@ NOTICES = [
         f"{AGENT}\nName: Otter\nSummary: Fixed it.",
     ),
     (
-        "an agent with a task",
-        agent_notice(AgentCompleted("a1", "done", prompt="Fix it.", summary="")),
-        f"{AGENT}\nTask: Fix it.",
+        "an agent with all texts",
+        agent_notice(AgentCompleted("a1", "done", name="Otter", prompt="Fix it.", summary="Fixed it.")),
+        f"{AGENT}\nName: Otter\nTask: Fix it.\nSummary: Fixed it.",
     ),
     ("a reminder", reminder_notice("tea", DUE, late=False), REMINDER),
     (
