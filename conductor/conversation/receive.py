@@ -192,7 +192,7 @@ def withdrawn_speeches(view: View) -> list[r.Record]:
     unsent = {
         speech.reply_id: speech
         for speech in reversed(view.state.speeches.values())
-        if not (speech.question_id or view.was_sent(speech.id)) and _is_pending(view, speech)
+        if not view.was_sent(speech.id) and _is_pending(view, speech)
     }
     cuts: list[r.Record] = []
     for speech in unsent.values():
