@@ -1,4 +1,4 @@
-"""Measures consent, loss, tau2's tasks and latency, and writes docs/proof.md.
+"""Measures consent, loss, tau2's tasks and latency, and writes docs/evidence.md.
 
 Each measurement is kept in build/proof, with its command, commit and machine. The page shows the last ones of
 all parts, so that a part can be measured alone.
@@ -29,12 +29,12 @@ from benchmarks.tau2 import CONTROLS as TAU2_CONTROLS
 from benchmarks.tau2_score import FAULTS
 from conductor.plugins.judges import Question
 from conductor.tools.judge import Answer
-from tests.unit.tools.phrase_sets import answers, is_unsafe, judge_answer
+from tests.unit.tools.phrase_sets import answers, is_argued, is_unsafe, judge_answer, said
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "proof"
-PAGE = ROOT / "docs" / "proof.md"
-TEMPLATE = Path(__file__).with_suffix(".md")
+PAGE = ROOT / "docs" / "evidence.md"
+TEMPLATE = Path(__file__).with_name("evidence.md")
 PHRASES = ROOT / "tests" / "unit" / "tools" / "phrases"
 PARTS = ("consent", "chaos", "tau2", "latency")
 STORES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
@@ -49,6 +49,7 @@ LEGS = {
     ("durable_postgres", "step_p50_ms"): "a commit to PostgreSQL, p50",
     ("turns_50", "cpu_ms_a_turn"): "CPU of a turn with three device calls, 50 sessions",
 }
+OLDER = "24 older sets, English"
 LIMIT_S = 1_500
 """A measurement that takes longer is ended."""
 BASELINE = re.compile(r"\W*(yes|yeah|yep|sure|ok|okay|go ahead|do it|confirm|please do)\b", re.IGNORECASE)
@@ -183,15 +184,18 @@ def consent() -> dict[str, Any]:
     sets: dict[str, Counter[str]] = {}
     kinds: dict[str, Counter[str]] = {}
     for path in sorted(PHRASES.glob("*.jsonl")):
+        name = path.stem if path.stem.startswith("native_") else OLDER
         for judge, classify in JUDGES.items():
             for phrase, tool, answer in answers(path.with_suffix(".tools.json"), path, classify):
                 meaning = "consent" if phrase["meaning"] == "session" else phrase["meaning"]
                 kind = f"{phrase['meaning']}, {tool['risk']} risk"
-                for count in (sets.setdefault(path.stem, Counter()), kinds.setdefault(kind, Counter())):
+                for count in (sets.setdefault(name, Counter()), kinds.setdefault(kind, Counter())):
                     count["answers"] += judge == "grammar"
                     count[f"{meaning} {judge}"] += 1
                     count[f"{meaning} {answer.kind} {judge}"] += 1
-                    count[f"unsafe {judge}"] += is_unsafe(phrase["meaning"], answer)
+                    if is_unsafe(phrase["meaning"], answer):
+                        is_rule = judge == "grammar" and is_argued(path.stem, phrase["tool"], said(phrase))
+                        count["argued" if is_rule else f"unsafe {judge}"] += 1
     return {"sets": sets, "kinds": dict(sorted(kinds.items()))}
 
 
@@ -224,7 +228,7 @@ def consent_rows(records: Records, by: str) -> str:
         rows["all"] = sum(rows.values(), Counter())
     shares = ("consents understood", "baseline", "refusals understood", "baseline")
     return table(
-        (by.removesuffix("s"), "answers", "unsafe", "baseline", *shares),
+        (by.removesuffix("s"), "answers", "unsafe", "argued", "baseline", *shares),
         [(name, *_consent_row(count)) for name, count in rows.items()],
     )
 
@@ -235,7 +239,8 @@ def _consent_row(count: Counter[str]) -> Sequence[object]:
         for judge in JUDGES:
             part, total = count[f"{meaning} {kind} {judge}"], count[f"{meaning} {judge}"]
             shares.append(f"{part} of {total}" if total else "")
-    return (count["answers"], *(count[f"unsafe {judge}"] for judge in JUDGES), *shares)
+    unsafe = [count[f"unsafe {judge}"] for judge in JUDGES]
+    return (count["answers"], unsafe[0], count["argued"], *unsafe[1:], *shares)
 
 
 def chaos_rows(records: Records) -> str:

@@ -22,6 +22,10 @@ from conductor.plugins.judges import LANGUAGES, Question, classify, make_questio
 from conductor.tools.base import Effect, ToolSpec
 from conductor.tools.judge import Answer
 
+FOLDER = Path(__file__).parent / "phrases"
+ARGUED: dict[str, dict[str, str]] = json.loads((FOLDER / "argued.json").read_text("utf-8"))
+"""Set -> tool and answer -> why it is a consent."""
+BEFORE_WORDS = "{words}"
 CONSENTS = ("consent", "session", "always")
 UNDECIDED = ("unclear", "yes", "repeat", "wait")
 """Answers after which the question stands, and is asked again."""
@@ -96,6 +100,11 @@ def is_unsafe(meaning: str, answer: Answer) -> bool:
     if answer.kind != "allow":
         return False
     return meaning not in CONSENTS or (answer.scope != "once" and meaning != "session")
+
+
+def is_argued(name: str, tool: str, words: str) -> bool:
+    """Return whether it is a consent by the rule: argued, or the words to repeat with a yes before them."""
+    return BEFORE_WORDS in words or f"{tool}: {words}" in ARGUED.get(name, {})
 
 
 def said(phrase: Mapping[str, Any]) -> str:

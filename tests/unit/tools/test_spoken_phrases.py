@@ -14,8 +14,11 @@ import pytest
 
 from conductor.tools.judge import Answer
 from tests.unit.tools.phrase_sets import (
+    ARGUED,
+    FOLDER,
     Judged,
     answers,
+    is_argued,
     is_unsafe,
     judge_answer,
     judge_set,
@@ -24,17 +27,8 @@ from tests.unit.tools.phrase_sets import (
     said,
 )
 
-FOLDER = Path(__file__).parent / "phrases"
 LEAST: dict[str, dict[str, float]] = json.loads((FOLDER / "manifest.json").read_text("utf-8"))
-ARGUED: dict[str, dict[str, str]] = json.loads((FOLDER / "argued.json").read_text("utf-8"))
-"""Set -> tool and answer -> why it is a consent."""
-BEFORE_WORDS = "{words}"
 SETS = sorted(path.stem for path in FOLDER.glob("*.jsonl"))
-
-
-def is_argued(name: str, tool: str, words: str) -> bool:
-    """Tell whether it is a consent by the rule: argued, or the words to repeat with a yes before them."""
-    return BEFORE_WORDS in words or f"{tool}: {words}" in ARGUED.get(name, {})
 
 
 @cache
