@@ -60,8 +60,8 @@ COMMITS: list[tuple[str, Commit, Commit]] = [
     ),
     (
         "half a character in a snapshot",
-        Commit(CLAIM, NOW, state=fold(r.FieldSet("\ud83d", "\ude00"), r.FieldSet("b", "2"))),
-        Commit(CLAIM, NOW, state=fold(r.FieldSet("?", "?"), r.FieldSet("b", "2"))),
+        Commit(CLAIM, NOW, state=fold(r.FieldSet("\ud83d", "\ude00"), r.StateShown("idle"))),
+        Commit(CLAIM, NOW, state=fold(r.FieldSet("?", "?"), r.StateShown("idle"))),
     ),
 ]
 

@@ -6,6 +6,7 @@ import pytest
 
 from conductor.conversation import records as r
 from conductor.conversation.state import Call, Conversation, Notice, Question
+from conductor.messages import UserMessage
 from tests.conversation.build import CARDS, STARTED, asking, device, finished, fold, local, question, replied
 
 NEW = Conversation()
@@ -17,6 +18,7 @@ IS_NEW: list[tuple[str, Conversation, bool]] = [
     ("a notice that waits", fold(r.NoticeTaken("", Notice("n"))), True),
     ("a turn", fold(STARTED), False),
     ("an event", fold(r.EventHandled("e1")), False),
+    ("a history", Conversation(log=[UserMessage("hi")]), False),
     ("a field", fold(r.FieldSet("a", "1")), False),
     ("a state on the screen", fold(r.StateShown("idle")), False),
     ("a client", fold(r.ProfileDeclared(CARDS)), False),
@@ -60,8 +62,10 @@ def test_a_spoken_answer_concerns_the_first_question(state: Conversation, focus:
     assert state.focus == focus
 
 
-def test_a_device_call_is_told_from_others() -> None:
+def test_a_call_says_where_it_runs_and_whether_it_has_ended() -> None:
     assert device().is_device and not local().is_device
+    assert [call.is_open for call in ROUND.calls] == [False, True]
+    assert NEW.calls == ()
 
 
 def test_the_log_has_positions_that_stay() -> None:
