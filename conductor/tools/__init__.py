@@ -5,8 +5,8 @@ A package or a file of the operator offers Python functions by `tool`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from conductor.tools.base import Effect, Risk
@@ -24,6 +24,11 @@ class ToolError(Exception):
     """
 
 
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
 def tool(
     *,
     name: str | None = None,
@@ -34,8 +39,14 @@ def tool(
     spoken: str | None = None,
     open_world: bool = False,
     untrusted: bool = False,
-) -> Callable[[F], F]:
-    """Offer a function to the model; the options are fields of `ToolSpec`.
+    needs_session: bool = False,
+    sensitive: Callable[[Mapping[str, Any]], str | None] | None = None,
+    preview: Callable[[Mapping[str, Any]], Awaitable[str]] | None = None,
+) -> Callable[[F], F]: ...
+
+
+def tool(function: F | None = None, /, *, name: str | None = None, **options: Any) -> F | Callable[[F], F]:
+    """Offer a function to the model, as ``@tool`` or with options, which are fields of `ToolSpec`.
 
     ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
     schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
@@ -43,11 +54,9 @@ def tool(
     encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
     after the time limit.
     """
-    options = {"risk": risk, "effect": effect, "timeout_s": timeout_s, "title": title, "spoken": spoken}
-    options |= {"open_world": open_world, "untrusted": untrusted}
 
-    def mark(function: F) -> F:
-        setattr(function, MARK, {"name": name or function.__name__, **options})
-        return function
+    def mark(marked: F) -> F:
+        setattr(marked, MARK, {"name": name or marked.__name__, **options})
+        return marked
 
-    return mark
+    return mark if function is None else mark(function)

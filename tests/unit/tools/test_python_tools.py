@@ -182,6 +182,35 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, code: str, sentence: str) -> 
     assert message.startswith(sentence.format(last=last)) and "\n" not in message
 
 
+async def test_a_bare_mark_is_a_tool_that_asks(tmp_path: Path) -> None:
+    tools = toolset(tmp_path, '@tool\ndef double(x: int) -> int:\n    "Double it."\n    return 2 * x\n')
+    (spec,) = tools.specs()
+    assert (spec.name, spec.risk, spec.effect, spec.needs_session) == ("double", "medium", "write", False)
+    assert (await run(tools, "double", '{"x": 4}')).data == 8
+
+
+async def test_a_tool_may_say_what_is_sensitive_and_what_it_would_do(tmp_path: Path) -> None:
+    code = """
+def private(arguments):
+    return "It is private." if arguments["x"] > 9 else None
+
+async def describe(arguments):
+    return f"Would double {arguments['x']}."
+
+@tool(risk="safe", effect="read", sensitive=private, preview=describe, needs_session=True)
+def double(x: int) -> int:
+    "Double it."
+    return 2 * x
+"""
+    tools = toolset(tmp_path, code)
+    (spec,) = tools.specs()
+    assert spec.needs_session and spec.preview is not None
+    assert await spec.preview({"x": 4}) == "Would double 4."
+    decisions = [Gate().decide(spec, {"x": x}, tainted=False, may_have_happened=False) for x in (4, 10)]
+    assert [decision.effect for decision in decisions] == ["allow", "ask"]
+    assert decisions[1].reasons[0] == "It is private."
+
+
 def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text(HEAD + '@tool()\ndef a():\n    "A."\ndef helper():\n    "No tool."\n')
     (tmp_path / "b.py").write_text(HEAD + 'from conductor_tools_a import a\n@tool()\ndef b():\n    "B."\n')
