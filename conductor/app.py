@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -141,7 +142,7 @@ async def running(
                 for endpoint in endpoints:
                     await stack.enter_async_context(endpoint)
                 for toolset in services.toolsets:
-                    await toolset.start(lambda: listener.reload(listener.services))
+                    await toolset.start(lambda: listener.reload(replace(listener.services)))
                 tasks.append(asyncio.create_task(_report_ready(listener, warming_up)))
                 yield listener
         finally:

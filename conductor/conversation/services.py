@@ -27,9 +27,10 @@ from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog
 from conductor.tools.base import Toolset, ToolSpec
+from conductor.tools.executor import ToolExecutor
 from conductor.tools.judge import ApprovalJudge
 from conductor.tools.metrics import ToolMetrics
-from conductor.tools.permissions import GateOptions, Verdict
+from conductor.tools.permissions import Gate, GateOptions, Verdict
 from conductor.tools.policies import Policies, PolicyFile
 from conductor.tools.redaction import Redactor
 
@@ -193,6 +194,12 @@ class Services:
             max_tool_rounds=limits.max_tool_rounds,
             max_calls_per_turn=limits.max_calls_per_turn,
         )
+
+    @cached_property
+    def executor(self) -> ToolExecutor:
+        """The server's own tools, as the operator's rules offer them; sessions share it by `scoped`."""
+        gate = Gate(self.policies.rules, self.gate_options, preset=self.policies.preset)
+        return ToolExecutor(self.toolsets, self.limits, gate, self.redactor)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:
         """Make the rate limit of a session's turns, shared with the other sessions of its person."""

@@ -22,15 +22,14 @@ from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     Caution,
     ToolOutcome,
-    Toolset,
     ToolSpec,
     failed,
 )
-from conductor.tools.declarations import DeviceToolset, Reading, parse_declarations
+from conductor.tools.declarations import Reading, parse_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, code_of, language_of
 from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed
-from conductor.tools.permissions import Gate, Verdict, grant
+from conductor.tools.permissions import Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 
 log = structlog.get_logger(__name__)
@@ -128,15 +127,14 @@ class SessionTools(CallGate):
         )
 
     @property
-    def _toolsets(self) -> list[Toolset]:
-        services = self._services
-        device = services.catalog if self._declared is None else self._declared
-        return [*services.toolsets, DeviceToolset(device)]
+    def _device(self) -> Sequence[ToolSpec]:
+        return self._services.catalog if self._declared is None else self._declared
 
     @property
     def listed(self) -> list[ListedTool]:
         """All tools of the session, each with the decision on a call."""
         gate, tainted = self.executor.gate, self.is_tainted
+        servers = [spec for toolset in self._services.toolsets for spec in toolset.specs()]
         return [
             ListedTool(
                 spec.name,
@@ -146,24 +144,16 @@ class SessionTools(CallGate):
                 *gate.preview(spec, tainted=tainted),
                 spec.input_schema,
             )
-            for toolset in self._toolsets
-            for spec in toolset.specs()
+            for spec in (*servers, *self._device)
         ]
 
     @property
     def executor(self) -> ToolExecutor:
         """The executor for the present declaration."""
         if self._executor is None:
-            services, weak = self._services, proxy(self)
-            gate = Gate(
-                services.policies.rules,
-                services.gate_options,
-                lambda: weak.grants(),
-                preset=services.policies.preset,
-            )
-            self._executor = ToolExecutor(
-                self._toolsets, services.limits, gate, services.redactor, self._rates
-            )
+            weak = proxy(self)
+            shared = self._services.executor
+            self._executor = shared.scoped(self._rates, lambda: weak.grants(), self._device)
         return self._executor
 
     def grants(self) -> Sequence[Rule]:
@@ -299,7 +289,7 @@ class SessionTools(CallGate):
     def ready(self, call: Call) -> PreparedCall | None:
         """Prepare a recorded call to run; None if its tool no longer exists."""
         arguments = msgspec.json.decode(call.arguments) if call.arguments else {}
-        return self.executor.restore(ToolCall(call.id, call.name, call.arguments), call.notes, arguments)
+        return self.executor.restore(ToolCall(call.id, call.name, call.arguments), arguments)
 
     # -- questions
 
@@ -404,7 +394,7 @@ class SessionTools(CallGate):
         if spec is None:
             return DEFINITION_CHANGED
         before = msgspec.json.decode(question.arguments)
-        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, DeviceToolset(()), before)
+        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, None, before)
         edited = self.executor.edited(ready, arguments)
         if isinstance(edited, str):
             return edited

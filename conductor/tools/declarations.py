@@ -1,4 +1,4 @@
-"""Tool declarations of clients and catalog files, parsed into `ToolSpec`s; the device's tools.
+"""Tool declarations of clients and catalog files, parsed into `ToolSpec`s.
 
 A declaration is MCP's Tool (`name`, `description`, `inputSchema`, `annotations`), with `_meta.conductor` for
 the fields that MCP lacks (docs/protocol-reference.md).
@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, field
 from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.rate_limit import Admission
-from conductor.tools.base import CallContext, Effect, OnInterrupt, Risk, ToolOutcome, Toolset, ToolSpec
+from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
 from conductor.tools.schema import SchemaError
 from conductor.tools.validation import schemas
 from conductor.version import PACKAGE
@@ -246,22 +246,7 @@ def _shown_name(declaration: Any) -> str:
     return name[:128].encode(errors="replace").decode() if isinstance(name, str) else ""
 
 
-# -- the device and the catalog
-
-
-class DeviceToolset(Toolset):
-    """The device's tools: the app runs them, once the commit that records a call has sent it."""
-
-    def __init__(self, specs: Sequence[ToolSpec]) -> None:
-        self._specs = tuple(specs)
-
-    def specs(self) -> Sequence[ToolSpec]:
-        """List the tools offered now."""
-        return self._specs
-
-    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Raise: no tool of the device runs here."""
-        raise AssertionError(name)
+# -- the catalog
 
 
 def catalog_path(setting: Path) -> Path | None:

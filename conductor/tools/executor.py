@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -39,6 +40,7 @@ from conductor.tools.outcomes import (
 )
 from conductor.tools.permissions import Gate, Verdict
 from conductor.tools.redaction import Redactor
+from conductor.tools.rules import Rule
 from conductor.tools.taint import TrackedFields
 from conductor.tools.validation import Valid, validate
 
@@ -54,11 +56,14 @@ Permit: TypeAlias = Callable[[ToolSpec, Mapping[str, Any]], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """A call that was found, validated and permitted; ``arguments`` are coerced."""
+    """A call that was found, validated and permitted; ``arguments`` are coerced.
+
+    ``toolset`` runs it; None for a tool of the device, which runs there.
+    """
 
     call: ToolCall
     spec: ToolSpec
-    toolset: Toolset
+    toolset: Toolset | None
     arguments: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -79,7 +84,7 @@ class DryRun:
 
 
 class ToolExecutor:
-    """The tools of one session, and the checks of every call."""
+    """The server's tools, the device's for one session, and the checks of every call."""
 
     def __init__(
         self,
@@ -99,18 +104,36 @@ class ToolExecutor:
             for spec in toolset.specs()
             if self.gate.offers(spec)
         }
-        self.definitions: tuple[ToolDefinition, ...] = tuple(
-            [spec.definition for spec, _ in self._tools.values()]
-        )
+        self._device: Mapping[str, ToolSpec] = {}
+        self.definitions: tuple[ToolDefinition, ...] = tuple([spec.definition for spec in self.specs])
+
+    def scoped(
+        self,
+        rates: dict[str, TokenBucket],
+        grants: Callable[[], Sequence[Rule]] = tuple,
+        device: Sequence[ToolSpec] = (),
+    ) -> ToolExecutor:
+        """Make the executor of one session or person, which shares the server's tools with this one."""
+        executor = copy(self)
+        executor.gate, executor._rates = replace(self.gate, grants=grants), rates
+        executor._device = {spec.name: spec for spec in device if self.gate.offers(spec)}
+        own = [spec.definition for spec in executor._device.values()]
+        executor.definitions = (*[d for d in self.definitions if d.name not in executor._device], *own)
+        return executor
 
     @property
     def specs(self) -> list[ToolSpec]:
-        return [spec for spec, _ in self._tools.values()]
+        servers = [spec for spec, _ in self._tools.values() if spec.name not in self._device]
+        return [*servers, *self._device.values()]
 
     def spec(self, name: str) -> ToolSpec | None:
         """Find a tool's definition by its name."""
-        entry = self._tools.get(name)
+        entry = self._find(name)
         return None if entry is None else entry[0]
+
+    def _find(self, name: str) -> tuple[ToolSpec, Toolset | None] | None:
+        spec = self._device.get(name)
+        return self._tools.get(name) if spec is None else (spec, None)
 
     def prepare(
         self, call: ToolCall, permit: Permit | None = None
@@ -119,7 +142,7 @@ class ToolExecutor:
 
         ``permit`` decides by the conversation, the default by the gate's rules only.
         """
-        entry = self._tools.get(call.name)
+        entry = self._find(call.name)
         if entry is None:
             return failed("not_found", f"There is no tool {call.name[:128]!r}. Nothing was run.")
         spec, toolset = entry
@@ -152,24 +175,11 @@ class ToolExecutor:
         notes = (*checked.notes, *filter(None, [edits(ready.arguments, checked.arguments)]))
         return replace(ready, arguments=checked.arguments, notes=notes)
 
-    def restore(
-        self, call: ToolCall, notes: tuple[str, ...], arguments: Mapping[str, Any] | None = None
-    ) -> PreparedCall | None:
-        """Prepare a call again after a restart; None if its tool no longer exists.
-
-        ``arguments`` are the ones that a person has approved.
-        """
-        entry = self._tools.get(call.name)
-        if entry is None:
-            return None
-        spec, toolset = entry
+    def restore(self, call: ToolCall, arguments: Mapping[str, Any]) -> PreparedCall | None:
+        """Prepare a recorded call with its approved ``arguments``; None if its tool no longer exists."""
+        entry = self._find(call.name)
         # Approved arguments run unchanged: a second validation might change them.
-        if arguments is None:
-            checked = validate(spec, call.arguments)
-            if not isinstance(checked, Valid):
-                return None
-            arguments = checked.arguments
-        return PreparedCall(call, spec, toolset, arguments, notes)
+        return None if entry is None else PreparedCall(call, *entry, arguments)
 
     def redacted(self, value: Any) -> Any:
         """Redact a JSON value."""
@@ -194,16 +204,15 @@ class ToolExecutor:
         return succeeded({**data, "would": would} if would else data, notes=(*ready.notes, note))
 
     async def run(self, ready: PreparedCall, context: CallContext) -> ToolOutcome:
-        """Run a prepared call within its time limit; every failure becomes an outcome."""
+        """Run a call of a tool of the server within its time limit; every failure becomes an outcome."""
+        assert ready.toolset is not None, "the device runs its own tools"
         started, effect = time.monotonic(), ready.spec.effect
-        # The `SerialCallQueue` limits calls of the device, from the start of each.
-        limit = None if ready.spec.source == "device" else self.timeout(ready.spec)
+        limit = self.timeout(ready.spec)
         timer = asyncio.timeout(limit)
         try:
             async with timer:
-                if limit is not None:
-                    ask = partial(_ask_paused, timer, limit, context.ask)
-                    context = replace(context, alive=_alive(timer, limit), ask=ask)
+                ask = partial(_ask_paused, timer, limit, context.ask)
+                context = replace(context, alive=_alive(timer, limit), ask=ask)
                 context, tracked = _tracked(ready.spec, context)
                 result: object = await ready.toolset.call(ready.spec.name, ready.arguments, context)
             outcome = result if isinstance(result, ToolOutcome) else _no_outcome(ready.spec, result)
@@ -222,9 +231,7 @@ class ToolExecutor:
                 # A bug in a tool must not end the turn.
                 log.exception("tool failed", tool=ready.spec.name, call=context.call_id)
                 outcome = broke_off("The tool failed.", effect=effect, error_type="internal_error")
-        # The notes of a device call are stored in its record.
-        notes = () if ready.spec.source == "device" else ready.notes
-        return with_timing(outcome, time.monotonic() - started, notes)
+        return with_timing(outcome, time.monotonic() - started, ready.notes)
 
     def timeout(self, spec: ToolSpec) -> float:
         """Give a tool's time limit in seconds."""

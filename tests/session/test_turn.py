@@ -420,6 +420,15 @@ async def test_each_request_is_a_valid_history_with_the_input_last() -> None:
 # -- denied calls
 
 
+@pytest.mark.parametrize("name", ["local.sum", "device.look"])
+async def test_the_model_reads_once_how_its_arguments_were_changed(name: str) -> None:
+    scripts: list[Script] = [[call(name, '{"x":"7"}')], [TextDelta("Done.")]]
+    stage = await open_stage(make_services(scripts, toolsets=[LocalTools()]), say="go")
+    await stage.quiet()
+    (outcome,) = outcomes(stage)
+    assert len(outcome["metadata"]["notes"]) == 1
+
+
 ASKS = (tool("device.move", effect="write", risk="medium"),)
 
 

@@ -50,7 +50,6 @@ from conductor.server.websocket import Socket
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
-from conductor.tools.permissions import Gate
 from conductor.version import __version__
 
 log = structlog.get_logger(__name__)
@@ -230,10 +229,7 @@ class McpEndpoint:
         return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:
-        services = self._listener.services
-        gate = Gate(services.policies.rules, services.gate_options, preset=services.policies.preset)
-        rates = self._person(caller.person).tool_rates
-        return ToolExecutor(services.toolsets, services.limits, gate, services.redactor, rates)
+        return self._listener.services.executor.scoped(self._person(caller.person).tool_rates)
 
     def _list(self, caller: Caller, cursor: str | None) -> ListToolsResult:
         specs = self._specs(caller)

@@ -75,7 +75,7 @@ async def run(
     context: CallContext | None = None,
 ) -> ToolOutcome:
     executor = ToolExecutor([toolset], replace(Limits(), tool_timeout=seconds))
-    ready = executor.restore(ToolCall("call_1", name, "{}"), (), arguments or {})
+    ready = executor.restore(ToolCall("call_1", name, "{}"), arguments or {})
     assert isinstance(ready, PreparedCall)
     if seconds == SHORT:  # its own limit is longer
         ready = replace(ready, spec=replace(ready.spec, timeout_s=SHORT))

@@ -105,7 +105,7 @@ async def _other_servers(host: Host, folder: Path) -> None:
 async def _a_time_limit(host: Host) -> None:
     executor = ToolExecutor([host.toolset], Limits(tool_timeout=0.3))
     name = "everything.trigger-long-running-operation"
-    long = executor.restore(ToolCall("c", name, '{"duration": 60, "steps": 60}'), ())
+    long = executor.restore(ToolCall("c", name, "{}"), {"duration": 60, "steps": 60})
     assert long is not None
     async with asyncio.timeout(20):
         outcome = await executor.run(long, CONTEXT)

@@ -192,7 +192,7 @@ async def test_a_time_limit_reaches_the_server_and_a_changed_tool_needs_consent_
         client = host.toolset.connections[0].client
         assert client is not None and client.protocol_version.startswith(revision)
         executor = host.executor()
-        hanging = executor.restore(ToolCall("c", "s.hang_write", "{}"), ())
+        hanging = executor.restore(ToolCall("c", "s.hang_write", "{}"), {})
         assert hanging is not None
         outcome = await executor.run(hanging, CONTEXT)
         assert (outcome.error_type, outcome.metadata.reason) == ("unknown", "tool_result_timeout")

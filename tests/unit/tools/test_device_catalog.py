@@ -10,7 +10,7 @@ import pytest
 
 from conductor.errors import SettingsError
 from conductor.tools.base import ToolOutcome, ToolSpec
-from conductor.tools.declarations import DeviceToolset, load_catalog
+from conductor.tools.declarations import load_catalog
 from conductor.tools.validation import Valid, validate
 from tests.conftest import IOS_CATALOG
 
@@ -126,10 +126,3 @@ def test_the_operators_catalog_is_trusted(tmp_path: Path) -> None:
     path.write_text(json.dumps({"tools": [web]}))
     (tool,) = load_catalog(path)
     assert tool.open_world and not tool.untrusted
-
-
-def test_the_specs_of_a_device_are_copied() -> None:
-    specs = [IOS["agent.status"]]
-    toolset = DeviceToolset(specs)
-    specs.clear()
-    assert list(toolset.specs()) == [IOS["agent.status"]]

@@ -265,15 +265,38 @@ def test_an_invalid_edit_is_rejected_with_the_reason(arguments: dict[str, Any]) 
 # -- restore
 
 
-def test_a_restored_call_has_the_approved_arguments_or_the_models() -> None:
+def test_a_restored_call_has_the_approved_arguments() -> None:
     executor = ToolExecutor([shelf()], LIMITS)
-    call = ToolCall("c-1", "add_task", NOTED)
-    approved = executor.restore(call, ("a note",), {"text": "y"})
-    assert approved is not None and (approved.arguments, approved.notes) == ({"text": "y"}, ("a note",))
-    restored = executor.restore(call, ())
-    assert restored is not None and restored.arguments == {"text": "x", "n": 7}
-    assert executor.restore(ToolCall("c-1", "add_task", "{}"), ()) is None
-    assert executor.restore(ToolCall("c-1", "gone", "{}"), (), {}) is None
+    approved = executor.restore(ToolCall("c-1", "add_task", NOTED), {"text": "y"})
+    assert approved is not None and (approved.arguments, approved.notes) == ({"text": "y"}, ())
+    assert executor.restore(ToolCall("c-1", "gone", "{}"), {}) is None
+
+
+# -- one session's tools
+
+
+def test_a_device_adds_tools_that_no_toolset_runs_and_shares_the_servers() -> None:
+    shared, lamp = ToolExecutor([shelf()], LIMITS), replace(NAP, name="lamp.dim", source="device")
+    session = shared.scoped({}, device=[lamp])
+    assert [spec.name for spec in session.specs] == [*(spec.name for spec in shared.specs), "lamp.dim"]
+    assert [d.name for d in session.definitions] == [spec.name for spec in session.specs]
+    assert all(mine is own for mine, own in zip(session.definitions, shared.definitions, strict=False))
+    (on_device, here) = (ready(session, name) for name in ("lamp.dim", NAP.name))
+    assert on_device.toolset is None and here.toolset is not None
+    assert shared.spec("lamp.dim") is None
+
+
+def test_a_devices_tool_stands_for_a_tool_of_the_server_of_its_name() -> None:
+    mine = replace(ADD, description="Mine.", source="device")
+    session = ToolExecutor([shelf()], LIMITS).scoped({}, device=[mine])
+    assert [d.description for d in session.definitions if d.name == ADD.name] == ["Mine."]
+    assert session.spec(ADD.name) is mine and mine in session.specs
+
+
+def test_a_device_is_not_offered_what_the_rules_deny() -> None:
+    gate = Gate((Rule("deny", "lamp.*"),))
+    lamp = replace(NAP, name="lamp.dim", source="device")
+    assert ToolExecutor([shelf()], LIMITS, gate).scoped({}, device=[lamp]).spec("lamp.dim") is None
 
 
 # -- limit
@@ -309,16 +332,6 @@ async def test_a_write_that_takes_too_long_may_have_happened(spec: ToolSpec) -> 
 async def test_a_read_that_takes_too_long_is_unknown_without_any_harm() -> None:
     outcome = await run(never, replace(NAP, effect="read"))
     assert outcome.error_type == "unknown" and "may have happened" not in (outcome.error_message or "")
-
-
-async def test_a_call_of_the_device_is_not_limited_here() -> None:
-    executor = ToolExecutor([shelf(never, replace(NAP, source="device"))], LIMITS)
-    running = asyncio.create_task(executor.run(ready(executor), CONTEXT))
-    built_in = await run(never)  # it takes the whole limit
-    assert built_in.error_type == "unknown" and not running.done()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(running, WAIT)
 
 
 async def test_a_cancelled_run_is_cancelled_and_no_outcome() -> None:
@@ -386,11 +399,9 @@ async def test_the_notes_about_the_arguments_go_with_every_outcome(
     assert len((await run(does, ADD, NOTED)).metadata.notes) == 1
 
 
-async def test_the_tools_own_notes_follow_and_those_of_a_device_call_are_not_repeated() -> None:
+async def test_the_tools_own_notes_follow() -> None:
     notes = (await run(lambda _: succeeded("x", notes=["its own"]), ADD, NOTED)).metadata.notes
     assert len(notes) == 2 and notes[1] == "its own"
-    device = replace(ADD, source="device")
-    assert (await run(lambda _: succeeded("x"), device, NOTED)).metadata.notes == ()
 
 
 # -- redact

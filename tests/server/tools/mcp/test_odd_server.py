@@ -22,7 +22,7 @@ ERROR = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "S
 
 async def run(host: Host, tool: str) -> ToolOutcome:
     executor = host.executor()
-    ready = executor.restore(ToolCall("call", tool, "{}"), ())
+    ready = executor.restore(ToolCall("call", tool, "{}"), {})
     assert isinstance(ready, PreparedCall)
     async with asyncio.timeout(WAIT):
         return await executor.run(ready, CONTEXT)
