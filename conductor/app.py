@@ -11,9 +11,7 @@ from typing import Any
 
 import structlog
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.services import Services
 from conductor.entry_points import AUTH, ENDPOINTS, choose, plugins
 from conductor.errors import SettingsError
 from conductor.models.base import ModelProvider
@@ -25,6 +23,8 @@ from conductor.observers.turns import SessionMetrics, TurnObservers
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.auth import ONE_TIME, Authenticator, Authenticators
 from conductor.server.listener import Listener
+from conductor.session.fields import SubjectRecords
+from conductor.session.services import Services
 from conductor.settings import Settings
 from conductor.stores.base import SessionLog
 from conductor.stores.health import HealthCheckedStore

@@ -14,12 +14,12 @@ from websockets.frames import Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from conductor.conversation.inbound import handle
 from conductor.events.codec import Inbound, decode_event
+from conductor.session.inbound import handle
 
 if TYPE_CHECKING:  # the load's processes start faster without a session's modules
-    from conductor.conversation.session import Session
-    from conductor.conversation.transport import Frame
+    from conductor.session.session import Session
+    from conductor.session.transport import Frame
 
 CLOSE_S = 60.0
 HANDSHAKE_S = 60.0
@@ -171,7 +171,7 @@ class WebSocket(asyncio.Protocol):
 class Pipe:
     """A connection to a session of this process; the session takes one event at a time, as from a socket.
 
-    To the session it is a `conductor.conversation.transport.Transport`. A ``slow`` pipe keeps the session's
+    To the session it is a `conductor.session.transport.Transport`. A ``slow`` pipe keeps the session's
     frames until `flush`.
     """
 

@@ -13,11 +13,11 @@ import pytest
 
 from conductor.app import make_services, running
 from conductor.commands.reload import reload
-from conductor.conversation.services import Services
 from conductor.models.base import ModelProvider
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.plugins.models.anthropic import AnthropicProvider
 from conductor.server.listener import Listener
+from conductor.session.services import Services
 from conductor.settings import Settings, load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG

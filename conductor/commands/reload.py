@@ -11,13 +11,13 @@ import structlog
 
 from conductor.app import make_authenticator
 from conductor.commands.policy_lint import lint, lint_allowed
-from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.models.router import ModelRouter
 from conductor.prompts import identify, load_system_prompt
 from conductor.server.address import check_exposure
 from conductor.server.listener import Listener
+from conductor.session.services import Services
 from conductor.settings import Settings
 from conductor.tools.declarations import load_catalog
 from conductor.tools.policies import REREAD_S

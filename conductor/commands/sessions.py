@@ -16,12 +16,13 @@ import msgspec
 from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
-from conductor.conversation.ledger import RECORD_ID, Moment, moments, plain_state
-from conductor.conversation.ledger import replay as replay_commits
+from conductor.conversation.replay import Moment, moments, plain_state
+from conductor.conversation.replay import replay as replay_commits
 from conductor.conversation.state import Conversation
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.logs import configure_logs
 from conductor.plugins.stores import sqlite_backup
+from conductor.session.fields import RECORD_ID
 from conductor.settings import load_settings
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, SessionLog, Stored
 from conductor.stores.registry import check_kept, describe_store, make_store

@@ -7,8 +7,8 @@ import argparse
 from conductor.commands.output import write_table
 from conductor.commands.sessions import in_store
 from conductor.conversation.events import iso_time
-from conductor.conversation.ledger import SubjectRecords
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, DeadEvent, read_dead
+from conductor.session.fields import SubjectRecords
 from conductor.stores.base import SessionLog
 
 

@@ -11,15 +11,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.events import (
-    events,
-    reply_id,
-    segments_id,
-    slot_id,
-    speech_id,
-    take_webhooks,
-    ui_call_id,
-)
+from conductor.conversation.events import events
+from conductor.conversation.ids import reply_id, segments_id, slot_id, speech_id, ui_call_id
 from conductor.conversation.phrases import CONTINUE, NOTHING_CAME
 from conductor.conversation.state import (
     MAX_NOTICES,
@@ -31,6 +24,7 @@ from conductor.conversation.state import (
     Speech,
     Turn,
 )
+from conductor.conversation.webhook_events import webhook_events
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
 from conductor.tools.base import truncate
 from conductor.tools.outcomes import Outcome
@@ -73,7 +67,8 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
         state.handled_ids[event_id] = None
         _bound(state.handled_ids, MAX_HANDLED)
     turn = state.turn
-    take_webhooks(state, record, at)
+    for told in webhook_events(state, record, at):
+        state.webhook_events[told.id] = told
     _change(state, record, at)
     _run_clock(state, at)
     record_events = events(state, record, at, turn)
@@ -92,6 +87,11 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
     match record:
         case r.Claimed():
             _claim(state, record, at)
+        case r.SessionOpened() | r.SessionClosed():
+            state.opened = isinstance(record, r.SessionOpened)
+        case r.DeviceWanted():
+            for call in state.calls:
+                call.notified = call.notified or call.id in record.calls
         case r.Released():
             state.released = True
         case r.ProfileDeclared():
@@ -175,6 +175,7 @@ def _change_question(state: Conversation, question: Question, record: r.Record, 
 
 def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
     state.claim, state.visits = record.claim, record.visits
+    state.webhooks = record.webhooks
     state.claim_times = [*state.claim_times, at][-MAX_CLAIM_TIMES:]
     turn = state.turn
     if turn is not None:

@@ -1,22 +1,17 @@
-"""The events of a record, as pure functions: events of the client, and webhook events of the app's backend.
-
-An id consists of the claim, the record's number and a slot. Each thing that a record can show has a slot of
-its own, in the order of the wire: so an id always means the same event, and ids of one claim are in the order
-of sending.
-"""
+"""The events that a record shows to the client, as a pure function."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from conductor.conversation import records as r
+from conductor.conversation.ids import SLOTS, slot_id, speech_id, ui_call_id
 from conductor.conversation.phrases import CUT_OFF, MESSAGES
-from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Turn, WebhookEvent
+from conductor.conversation.state import Call, Conversation, Event, Kind, Question, Turn
 from conductor.events.server import (
     ApprovalRequest,
     ApprovalResolved,
@@ -36,70 +31,7 @@ from conductor.events.server import (
 )
 from conductor.tools.judge import code_of
 
-_SLOT_BITS = 10
-# In the order of the wire within a record. A group has 128 slots: a round has at most 100 calls.
-_SLOTS = {
-    "cancel": 0,
-    "resolved": 128,
-    "opening": 256,
-    "user": 257,  # and the resolved question
-    "error": 259,
-    "final": 260,
-    "message": 261,
-    "speaking": 262,
-    "speak": 263,
-    "thinking": 264,
-    "idle": 265,
-    "state": 266,
-    "late": 267,
-    "calls": 384,
-    "activity": 512,
-    "cards": 640,
-    "cards_idle": 768,
-    "ended": 896,
-}
-
 encode_payload = msgspec.json.Encoder().encode
-
-
-@lru_cache
-def nonce(claim: str) -> str:
-    """Return the part of a claim's token that its ids carry."""
-    return claim.replace(".", ":").rpartition(":")[2][:16]
-
-
-def slot_id(state: Conversation, slot: int = 0) -> str:
-    """Name a slot of the record that is being applied."""
-    return f"{nonce(state.claim)}_{state.record_count << _SLOT_BITS | slot:x}"
-
-
-def ui_call_id(state: Conversation, slot: str) -> str:
-    """Make the call id of a UI call of this record."""
-    return f"call_{slot_id(state, _SLOTS[slot])}"
-
-
-def speech_id(state: Conversation) -> str:
-    """Make the call id of this record's ``tts.speak``."""
-    return ui_call_id(state, "speak")
-
-
-def segments_id(turn: Turn, position: int) -> str:
-    """Name the reply that a turn's model writes, which is to be at a position of the log."""
-    return f"speech_{turn.id.removeprefix('turn_')}_{position:x}"
-
-
-def reply_id(state: Conversation) -> str:
-    """Name a speech of this record that is no reply of the model."""
-    return f"speech_{slot_id(state)}"
-
-
-def place_of(event_id: str) -> tuple[str, tuple[int, ...]]:
-    """Read the claim and the place among its events from an event's id."""
-    claim, _, numbers = event_id.rpartition("_")
-    try:
-        return claim, tuple(int(number, 16) for number in numbers.split("."))
-    except ValueError:
-        return "", ()
 
 
 def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) -> list[Event]:
@@ -154,7 +86,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield from _end(state, record)
             if turn is not None and "turns" in state.profile.capabilities:
                 for number, event_id in enumerate(turn.transcripts):
-                    yield _SLOTS["ended"] + number, "ended", TurnEnded(turn.id, event_id, record.reason)
+                    yield SLOTS["ended"] + number, "ended", TurnEnded(turn.id, event_id, record.reason)
         case r.QuestionsAsked():
             yield from _cards(state, record)
         case r.PromptSpoken() if record.question_id in state.questions:
@@ -169,7 +101,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield from _decision(state, record)
         case r.LateFinished() if "late" in state.profile.capabilities:
             late = ToolLate(record.call_id, "turn" if record.starts_turn else "context")
-            yield _SLOTS["late"], "flash", late
+            yield SLOTS["late"], "flash", late
 
 
 def _reply(state: Conversation, record: r.ReplyLogged) -> Iterator[SlotPayload]:
@@ -191,10 +123,10 @@ def _call(state: Conversation, number: int, call: Call) -> Iterator[SlotPayload]
     if call.is_device:
         timeout_ms = call.limit_ms if "lease" in state.profile.capabilities else None
         event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
-        yield _SLOTS["calls"] + number, "call", event
+        yield SLOTS["calls"] + number, "call", event
     if "activity" in state.profile.capabilities:
         started = ToolActivity(call.id, call.name, call.source, "started", display=f"{call.name} …")
-        yield _SLOTS["activity"] + number, "flash", started
+        yield SLOTS["activity"] + number, "flash", started
 
 
 def _activity(state: Conversation, record: r.CallFinished, number: int) -> Iterator[SlotPayload]:
@@ -213,7 +145,7 @@ def _activity(state: Conversation, record: r.CallFinished, number: int) -> Itera
         record.size,
         f"{record.tool}: {status}, {record.size} bytes, {record.took_ms} ms",
     )
-    yield _SLOTS["activity"] + number, "flash", finished
+    yield SLOTS["activity"] + number, "flash", finished
 
 
 _CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
@@ -226,12 +158,12 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
     if "approval" in state.profile.capabilities:
         for number, question_id in enumerate(record.superseded):
             resolved = ApprovalResolved(question_id, "superseded")
-            yield _SLOTS["resolved"] + number, "resolved", resolved
+            yield SLOTS["resolved"] + number, "resolved", resolved
     for number, finished in enumerate(record.results):
         yield from _activity(state, finished, number)
     if record.error is not None:
         message = MESSAGES.get(record.error, MESSAGES["internal_error"])
-        yield _SLOTS["error"], "flash", ErrorEvent(record.error, message)
+        yield SLOTS["error"], "flash", ErrorEvent(record.error, message)
         text = record.apology or record.text.removesuffix(CUT_OFF).strip()
         if text:
             yield from _final(state, text, _message_id(state))
@@ -246,7 +178,7 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
 def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[SlotPayload]:
     cards = [question for question in record.questions if question.card]
     for number, question in enumerate(cards):
-        yield _SLOTS["cards"] + number, "approval", _card(question)
+        yield SLOTS["cards"] + number, "approval", _card(question)
     if cards:
         yield _state(state, "cards_idle", "idle")
 
@@ -274,7 +206,7 @@ def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPa
         yield _message(state, "user", record.text)
     if "approval" in state.profile.capabilities:
         resolved = ApprovalResolved(record.question_id, record.outcome)
-        yield _SLOTS["user"] + 1, "resolved", resolved
+        yield SLOTS["user"] + 1, "resolved", resolved
     # The microphone stays open for the answer to a card, and a question that expires has no answer.
     if record.outcome != "expired" and (state.focus is None or not state.focus.card):
         yield _state(state, "thinking", "thinking")
@@ -284,7 +216,7 @@ def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPa
 
 
 def _final(state: Conversation, text: str, message_id: str) -> Iterator[SlotPayload]:
-    yield _SLOTS["final"], "final", SpeechFinal(text)
+    yield SLOTS["final"], "final", SpeechFinal(text)
     yield _message(state, "assistant", text, message_id, slot="message")
 
 
@@ -298,7 +230,7 @@ def _speech(state: Conversation) -> Iterator[SlotPayload]:
     if "segments" in state.profile.capabilities:
         segment = Segment(speech.reply_id, speech.segment, speech.last)
     lang = _language(state, speech.question_id)
-    yield _SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment, lang)
+    yield SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment, lang)
 
 
 def _language(state: Conversation, question_id: str) -> str:
@@ -317,7 +249,7 @@ def _message_id(state: Conversation) -> str:
 
 
 def _state(state: Conversation, slot: str, value: ConversationState) -> SlotPayload:
-    return _SLOTS[slot], "state", set_state(ui_call_id(state, slot), value)
+    return SLOTS[slot], "state", set_state(ui_call_id(state, slot), value)
 
 
 def _message(
@@ -330,123 +262,15 @@ def _message(
     slot = slot or ("message" if role == "assistant" else "user")
     call_id = ui_call_id(state, slot)
     shown_id = (message_id or call_id) if "segments" in state.profile.capabilities else None
-    return _SLOTS[slot], "message", append_message(call_id, role, text, shown_id)
+    return SLOTS[slot], "message", append_message(call_id, role, text, shown_id)
 
 
 def _cancel(state: Conversation, number: int, call_id: str, reason: _CancelReason) -> Iterator[SlotPayload]:
     if "cancel" in state.profile.capabilities:
-        yield _SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
+        yield SLOTS["cancel"] + number, "flash", ToolCancel(call_id, reason)
 
 
 def iso_time(at_ms: int) -> str:
     """Write a time of epoch milliseconds."""
     time = datetime.fromtimestamp(at_ms / 1000, UTC)
     return f"{time:%Y-%m-%dT%H:%M:%S}.{at_ms % 1000:03d}Z"
-
-
-# -- the events of the backend
-
-WEBHOOK_EVENTS = (
-    *("session.started", "session.ended", "turn.ended", "approval.waiting", "approval.decided"),
-    *("call.unknown", "call.late", "device.wanted", "budget.spent", "reminder.due_offline"),
-)
-_Fact: TypeAlias = tuple[str, dict[str, Any]]
-
-
-def take_webhooks(state: Conversation, record: r.Record, at: int) -> None:
-    """Add the events of a record that is about to be applied, if the receiver subscribes to them."""
-    match record:
-        case r.Claimed():
-            state.webhooks = record.webhooks
-        case r.SessionOpened() | r.SessionClosed():
-            state.opened = isinstance(record, r.SessionOpened)
-        case r.DeviceWanted():
-            for call in state.calls:
-                call.notified = call.notified or call.id in record.calls
-    if not state.webhooks:
-        return
-    for number, (kind, data) in enumerate(_webhook_facts(state, record, at)):
-        if kind in state.webhooks:
-            event_id = f"msg_{slot_id(state, number)}"
-            data = {"number": state.record_count, **data}
-            state.webhook_events[event_id] = WebhookEvent(event_id, kind, at, data)
-
-
-def _webhook_facts(  # noqa: C901 -- a branch a record
-    state: Conversation, record: r.Record, at: int
-) -> Iterator[_Fact]:
-    """Make the facts of a record; ``state`` is the one before it."""
-    match record:
-        case r.SessionOpened():
-            yield "session.started", {"new": state.is_new}
-        case r.SessionClosed():
-            tokens_in, tokens_out, cost = state.usage
-            yield "session.ended", {"inputTokens": tokens_in, "outputTokens": tokens_out, "cost": cost}
-        case r.TurnEnded():
-            yield from _ended(state, record, at)
-        case r.QuestionsAsked():
-            for question in record.questions:
-                if question.id not in state.questions:
-                    yield "approval.waiting", _waiting(question)
-        case r.QuestionDecided():
-            by_person = record.outcome in ("allowed", "edited", "denied")
-            by = record.channel if by_person else None
-            yield from _decided(state, record.question_id, record.outcome, by)
-        case r.Claimed():
-            for question in state.questions.values():
-                if question.form is not None:
-                    yield from _decided(state, question.id, "superseded")
-        case r.CallFinished():
-            yield from _unknown(state, record)
-        case r.LateFinished() if (late := state.late_calls.get(record.call_id)) is not None:
-            yield "call.late", {"call": late.call_id, "tool": late.name}
-        case r.DeviceWanted():
-            yield from _wanted(state, record, at)
-
-
-def _waiting(question: Question) -> dict[str, Any]:
-    return {
-        "approval": question.id,
-        "call": question.call_id,
-        "tool": question.tool,
-        "argumentsDigest": question.digest,
-        "risk": question.risk,
-        "expiresAt": iso_time(question.expires_at),
-    }
-
-
-def _decided(state: Conversation, question_id: str, outcome: str, by: str | None = None) -> Iterator[_Fact]:
-    question = state.questions.get(question_id)
-    if question is not None:
-        facts = {"approval": question_id, "call": question.call_id, "tool": question.tool}
-        yield "approval.decided", {**facts, "outcome": outcome, "decidedBy": by}
-
-
-def _unknown(state: Conversation, record: r.CallFinished) -> Iterator[_Fact]:
-    call = state.open_call(record.result.call_id)
-    if call is not None and record.unknown is not None:
-        yield "call.unknown", {"call": call.id, "tool": call.name, "reason": record.reason}
-
-
-def _wanted(state: Conversation, record: r.DeviceWanted, at: int) -> Iterator[_Fact]:
-    expires = at
-    for call in state.calls:
-        if call.is_open and call.is_device and call.started_at:
-            # A device takes one call after the other.
-            expires = max(expires, call.started_at) + call.limit_ms
-            if call.id in record.calls:
-                data = {"call": call.id, "tool": call.name, "expiresAt": iso_time(expires)}
-                yield "device.wanted", data
-
-
-def _ended(state: Conversation, record: r.TurnEnded, at: int) -> Iterator[_Fact]:
-    for finished in record.results:
-        yield from _unknown(state, finished)
-    for question_id in record.superseded:
-        yield from _decided(state, question_id, "superseded")
-    if (turn := state.turn) is None:
-        return
-    facts = {"turn": turn.id, "cause": turn.cause, "reason": record.reason, "error": record.error}
-    yield "turn.ended", {**facts, "calls": turn.calls_made, "ms": at - turn.started_at}
-    if record.error == "rate_limited":  # within a turn only the person's budget raises it
-        yield "budget.spent", {"turn": turn.id}

@@ -1,4 +1,4 @@
-"""The size of a history, and the parts of it that a request leaves out; pure."""
+"""The history to send, its size, and the parts of it that a request leaves out; pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import msgspec
 
+from conductor.conversation.state import Conversation
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
 from conductor.tools.base import truncate
@@ -22,6 +23,20 @@ _LEAST_CHARS = 200
 _LIMIT_MS = 600_000
 # A history to send begins with one of these.
 BEGINNINGS = (UserMessage, Note)
+
+
+def history_of(state: Conversation, skipped: int = 0) -> list[Message]:
+    """Give the history to send: the summary, if there is one, and the log from the first input on.
+
+    ``skipped`` is the number of messages to leave out.
+    """
+    log = state.log[skipped:]
+    begin = next((at for at, message in enumerate(log) if isinstance(message, BEGINNINGS)), 0)
+    messages = log[begin:]
+    if state.summary is not None:
+        text = f"Summary of the conversation so far: {state.summary.text}"
+        messages.insert(0, Note(text, state.summary.untrusted))
+    return messages
 
 
 def estimate_tokens(message: Message) -> int:

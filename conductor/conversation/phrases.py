@@ -1,4 +1,4 @@
-"""What is spoken and written: fixed sentences, and the heard part of a speech, as pure functions."""
+"""Fixed sentences, spoken and written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from conductor.conversation.state import Speech
 from conductor.errors import ErrorCode
 from conductor.events.client import AgentCompleted
 from conductor.tools.base import truncate
@@ -97,51 +96,3 @@ def late_result(name: str, arguments: str, content: str) -> str:
     """Write the note about a result whose call was reported as unknown or cancelled."""
     with_arguments = f" with {arguments}" if arguments else ""
     return f"A late result came for the earlier call of {name}{with_arguments}: {content}"
-
-
-# Characters that a synthetic voice reads per second, to cut by ``playedMs``; voices read 12 to 18.
-CHARS_PER_SECOND = 15.0
-
-CUT_HERE = "[The user interrupted here and did not hear the rest.]"
-CUT_SOMEWHERE = "[The user interrupted this speech; it is not known how much of it was heard.]"
-CUT_BEFORE_SPEECH = "[The user interrupted here, before any of this was spoken.]"
-HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
-
-
-# -- the heard part of a speech
-
-
-def heard_part(
-    speech: Speech, spoken_text: str | None, played_ms: float | None, *, finished: bool
-) -> str | None:
-    """Give the heard part of the message; None if unknown.
-
-    The client's ``spokenText`` wins, else the text that fits into ``playedMs``, else the finished segments.
-    """
-    if spoken_text is not None:
-        part = spoken_text.strip()[: len(speech.speech_text)]
-    elif played_ms is not None:
-        part = _prefix(speech.speech_text, int(played_ms / 1000 * CHARS_PER_SECOND))
-    elif finished and not speech.last:
-        return speech.text
-    else:
-        return speech.preceding or None
-    return f"{speech.preceding} {part}" if speech.preceding and part else speech.preceding or part
-
-
-def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None, *, finished: bool) -> str:
-    """Cut the message of an interrupted speech; the whole stays, marked, if the heard part is unknown."""
-    part = heard_part(speech, spoken_text, played_ms, finished=finished)
-    text = marked(part) if part is not None else f"{speech.text} {CUT_SOMEWHERE}".strip()
-    if speech.actions:
-        text += f" [Done, though the user may not have heard so: {', '.join(speech.actions)}.]"
-    return text
-
-
-def marked(text: str) -> str:
-    """Mark a text as cut at its end."""
-    return f"{text} {CUT_HERE}" if text else HEARD_NOTHING
-
-
-def _prefix(text: str, length: int) -> str:
-    return text if length >= len(text) else text[:length].rpartition(" ")[0]

@@ -10,30 +10,18 @@ from msgspec.structs import replace
 from conductor.conversation import consent
 from conductor.conversation import records as r
 from conductor.conversation.consent import Refuse, Response
+from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, heard_part, heard_text, marked
 from conductor.conversation.history import cut_point
 from conductor.conversation.phrases import (
-    CUT_BEFORE_SPEECH,
     CUT_OFF,
-    CUT_SOMEWHERE,
     Failure,
     agent_notice,
     app_facts,
     app_words,
-    heard_part,
-    heard_text,
     late_result,
-    marked,
     name_for_the_ear,
 )
-from conductor.conversation.state import (
-    MAX_NOTICES,
-    Call,
-    Cause,
-    Notice,
-    Profile,
-    Speech,
-    Turn,
-)
+from conductor.conversation.state import MAX_NOTICES, Call, Cause, Notice, Profile, Speech, Turn
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client

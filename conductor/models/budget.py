@@ -37,7 +37,7 @@ _MAX_READ = 1_000
 
 
 class Records(Protocol):
-    """The records of people, as `conductor.conversation.ledger.SubjectRecords`."""
+    """The records of people, as `conductor.session.fields.SubjectRecords`."""
 
     def get(self, subject: str, name: str) -> str: ...
 

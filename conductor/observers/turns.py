@@ -14,11 +14,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.clock import epoch_ns
 from conductor.conversation import records as r
-from conductor.conversation.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.conversation.state import Turn
 from conductor.errors import ConductorError, ErrorCode
 from conductor.events.server import EndReason, TurnMetrics
 from conductor.models.base import Finished, Usage
+from conductor.session.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.stores.base import SessionKey
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolOutcome, ToolSpec

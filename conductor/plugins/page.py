@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from websockets.http11 import Request, Response
 
-from conductor.conversation.ledger import moments, plain_moment
+from conductor.conversation.replay import moments, plain_moment
 from conductor.errors import StoreUnavailable
 from conductor.server.access import Refusal
 from conductor.server.listener import Listener, Route, response, text_response

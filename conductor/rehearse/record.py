@@ -14,7 +14,7 @@ import msgspec
 from conductor.commands.output import private_file, write
 from conductor.commands.sessions import read_moments
 from conductor.conversation import records as r
-from conductor.conversation.ledger import Moment
+from conductor.conversation.replay import Moment
 from conductor.conversation.state import Call, Profile, Question
 from conductor.errors import SettingsError
 from conductor.rehearse.script import dump, holds

@@ -16,10 +16,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from conductor.conversation.inbound import InboundResult, handle, learn
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
-from conductor.conversation.transport import Frame
 from conductor.errors import ErrorCode, Fenced, StoreError, StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
@@ -30,6 +26,10 @@ from conductor.server.auth import Principal
 from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import PING_SPREAD, EventRate, Socket, Writer
+from conductor.session.inbound import InboundResult, handle, learn
+from conductor.session.services import Services
+from conductor.session.session import Session
+from conductor.session.transport import Frame
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations
 

@@ -18,7 +18,6 @@ from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from conductor.conversation.services import Services
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.rate_limit import Network
 from conductor.server.access import MCP_PATH, Access, Client, Refusal
@@ -28,6 +27,7 @@ from conductor.server.connection import REVOKED, Connection
 from conductor.server.expiry import TokenExpiry
 from conductor.server.sessions import SessionRegistry
 from conductor.server.websocket import Handshakes, Socket
+from conductor.session.services import Services
 from conductor.settings import Settings
 
 log = structlog.get_logger(__name__)

@@ -14,14 +14,14 @@ import structlog
 from websockets.frames import CloseCode
 
 from conductor.clock import epoch_ms, wall_ms
-from conductor.conversation.ledger import replay
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
+from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
-from conductor.conversation.transport import Transport
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
 from conductor.rate_limit import ANONYMOUS, STILL_S
 from conductor.server.refusals import Refusals
+from conductor.session.services import Services
+from conductor.session.session import Session
+from conductor.session.transport import Transport
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey
 from conductor.tools.declarations import read_declarations

@@ -15,12 +15,12 @@ from websockets.frames import Frame as WebSocketFrame
 from websockets.frames import Opcode
 from websockets.protocol import OPEN, Event
 
-from conductor.conversation.inbound import InboundResult
-from conductor.conversation.transport import Frame
 from conductor.events.codec import BINARY_MARK
 from conductor.rate_limit import TokenBucket
 from conductor.server.access import UNKNOWN_CLIENT
 from conductor.server.refusals import Refusals
+from conductor.session.inbound import InboundResult
+from conductor.session.transport import Frame
 from conductor.settings import Limits
 
 log = structlog.get_logger(__name__)

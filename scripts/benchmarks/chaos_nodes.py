@@ -31,12 +31,12 @@ from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
 from conductor.conversation.apply import advance
-from conductor.conversation.core import SessionCore
-from conductor.conversation.outbox import Outbox
 from conductor.conversation.records import Commit, Record
-from conductor.conversation.transport import Frame
 from conductor.events.envelope import IdGenerator, encode_frame
 from conductor.plugins.stores import postgres, redis_scripts, sqlite
+from conductor.session.commits import SessionCore
+from conductor.session.outbox import Outbox
+from conductor.session.transport import Frame
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 SERVER = (

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from conductor.conversation.services import load_judges
+from conductor.session.services import load_judges
 from conductor.tools.base import ToolSpec
 
 ZONE = "Europe/Berlin"

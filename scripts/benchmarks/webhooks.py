@@ -24,7 +24,7 @@ from benchmarks.nodes import Node, stand_in_settings
 from conductor.client import Reconnect, connect
 from conductor.client.connection import ClientError
 from conductor.conversation.apply import apply, begin
-from conductor.conversation.ledger import read_commits
+from conductor.conversation.replay import read_commits
 from conductor.conversation.state import Conversation
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import SessionKey

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance, apply
-from conductor.conversation.ledger import replay
 from conductor.conversation.phrases import CONTINUE, NOTHING_CAME
+from conductor.conversation.replay import replay
 from conductor.conversation.state import (
     Cause,
     Conversation,

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conductor.conversation import records as r
-from conductor.conversation.events import (
-    nonce,
-    place_of,
-    reply_id,
-    segments_id,
-    slot_id,
-    speech_id,
-    ui_call_id,
-)
+from conductor.conversation.ids import nonce, place_of, reply_id, segments_id, slot_id, speech_id, ui_call_id
 from conductor.conversation.state import Turn
 from tests.conversation.build import fold
 

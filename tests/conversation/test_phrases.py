@@ -9,21 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as changed
 
-from conductor.conversation.phrases import (
+from conductor.conversation.heard import (
     CHARS_PER_SECOND,
     CUT_HERE,
     CUT_SOMEWHERE,
-    FAILURES,
     HEARD_NOTHING,
+    heard_part,
+    heard_text,
+    marked,
+)
+from conductor.conversation.phrases import (
+    FAILURES,
     MAX_NOTICE_BYTES,
     agent_notice,
     app_facts,
     app_words,
-    heard_part,
-    heard_text,
     in_about,
     late_result,
-    marked,
     name_for_the_ear,
     reminder_notice,
 )

@@ -16,7 +16,8 @@ from msgspec.structs import replace as changed
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Later, Refuse
-from conductor.conversation.phrases import CUT_BEFORE_SPEECH, CUT_HERE, CUT_OFF, CUT_SOMEWHERE, HEARD_NOTHING
+from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
+from conductor.conversation.phrases import CUT_OFF
 from conductor.conversation.receive import (
     AppText,
     connected,

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from conductor.app import make_services, running
-from conductor.conversation.ledger import SubjectRecords
-from conductor.conversation.services import Services
 from conductor.server.listener import Listener
+from conductor.session.fields import SubjectRecords
+from conductor.session.services import Services
 from conductor.settings import Settings, load_settings
 from conductor.stores.base import SessionLog
 from tests.app import App

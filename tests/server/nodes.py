@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from conductor.app import make_services
-from conductor.conversation.ledger import SubjectRecords, replay
-from conductor.conversation.session import Session
+from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
+from conductor.session.fields import SubjectRecords
+from conductor.session.session import Session
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from tests.app import App

@@ -199,7 +199,7 @@ async def test_of_a_card_and_the_backend_at_the_same_time_one_wins() -> None:
 
 
 async def test_calls_before_a_snapshot_keep_their_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conductor.conversation.core.SNAPSHOT_COMMITS", 1)
+    monkeypatch.setattr("conductor.session.commits.SNAPSHOT_COMMITS", 1)
     async with backend(move) as served, cards(served) as phone:
         phone.say("Move it.")
         phone.decide_card(await phone.until("approval.request"), "allow")

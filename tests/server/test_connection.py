@@ -13,13 +13,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from conductor.app import make_services
-from conductor.conversation.transport import Frame
 from conductor.events.envelope import encode_event
 from conductor.events.server import SpeechFinal, SpeechPartial
 from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.connection import Connection
 from conductor.server.listener import Listener
+from conductor.session.transport import Frame
 from conductor.settings import load_settings
 from tests.app import App
 from tests.conftest import IOS_CATALOG

@@ -167,7 +167,7 @@ async def test_a_client_that_does_not_read_does_not_delay_the_stop() -> None:
 
 
 def _frame(size: int) -> Any:
-    from conductor.conversation.transport import Frame
+    from conductor.session.transport import Frame
 
     return Frame(b"x" * size)
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from conductor.client import Reconnect, connect
-from conductor.conversation.ledger import replay
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import EventHandled
-from conductor.conversation.session import Session
+from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreUnavailable
 from conductor.messages import Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.sqlite import SqliteStore
+from conductor.session.session import Session
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from tests.models import Script

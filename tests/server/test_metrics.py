@@ -16,12 +16,12 @@ from websockets.datastructures import Headers
 
 from conductor.app import make_services, running
 from conductor.commands.reload import reload
-from conductor.conversation.services import Services
 from conductor.errors import SettingsError
 from conductor.models.base import TextDelta
 from conductor.plugins.mcp.toolset import McpToolset
 from conductor.plugins.metrics import MetricsEndpoint, check_admin_token
 from conductor.server.listener import Listener
+from conductor.session.services import Services
 from conductor.settings import Settings, load_settings
 from conductor.version import __version__
 from tests.app import App

@@ -13,7 +13,7 @@ from websockets.datastructures import Headers
 
 from conductor.app import make_services, running
 from conductor.conversation import records as r
-from conductor.conversation.ledger import moments, plain_moment
+from conductor.conversation.replay import moments, plain_moment
 from conductor.errors import StoreUnavailable
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS

@@ -10,8 +10,6 @@ import msgspec
 import pytest
 
 from conductor.app import make_services
-from conductor.conversation.inbound import handle
-from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -20,6 +18,8 @@ from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.rate_limit import ANONYMOUS
 from conductor.server.listener import Listener
 from conductor.server.sessions import SessionRegistry
+from conductor.session.inbound import handle
+from conductor.session.session import Session
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from tests.app import App

@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 import structlog
 
-from conductor.conversation.transport import Frame
 from conductor.models.base import TextDelta
 from conductor.rate_limit import STILL_S
 from conductor.server.sessions import SuspendDetector
 from conductor.server.websocket import MAX_WRITE, Socket, Writer
+from conductor.session.transport import Frame
 from conductor.settings import Limits
 from tests.app import App
 from tests.hasty import SHORT_S, hasten

@@ -18,8 +18,8 @@ import structlog
 from aiohttp import web
 
 from conductor.clock import epoch_ms
-from conductor.conversation.events import WEBHOOK_EVENTS
-from conductor.conversation.ledger import PREFIX, SubjectRecords, replay
+from conductor.conversation.replay import replay
+from conductor.conversation.webhook_events import WEBHOOK_EVENTS
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import Finished, ModelRequest, TextDelta, Usage
@@ -28,6 +28,7 @@ from conductor.plugins.webhooks import delivery, pickup, processes
 from conductor.plugins.webhooks.delivery import DEAD, DEAD_FIELD, read_dead
 from conductor.plugins.webhooks.file import load_webhooks
 from conductor.plugins.webhooks.processes import FORGOTTEN, GONE, PROCESSES, Processes
+from conductor.session.fields import PREFIX, SubjectRecords
 from conductor.settings import load_settings
 from conductor.stores import base
 from conductor.stores.base import PROCESS, SessionKey

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from conductor.conversation.transport import Frame
 from conductor.errors import StoreUnavailable
+from conductor.session.transport import Frame
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from tests.session.helpers import StoreProxy

@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from conductor.conversation.inbound import learn
-from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session.inbound import learn
+from conductor.session.session import Session
 from conductor.stores.base import Claim
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.models import Script

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from conductor.conversation.inbound import handle
 from conductor.conversation.records import decode
-from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.events.codec import Inbound
+from conductor.session.inbound import handle
+from conductor.session.session import Session
 from conductor.stores.base import Claim
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conductor.conversation.ledger import SubjectRecords
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session.fields import SubjectRecords
+from conductor.session.services import Services
+from conductor.session.session import Session
 from conductor.stores.memory import MemoryStore
 from conductor.tools.declarations import parse_declarations
 from tests.models import Script

@@ -19,12 +19,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from conductor.conversation.apply import advance
-from conductor.conversation.clients import ResumeAnswer
-from conductor.conversation.ledger import replay
 from conductor.conversation.phrases import Failure
 from conductor.conversation.records import Commit, Record, decode
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
+from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
@@ -32,6 +29,9 @@ from conductor.events.codec import Inbound
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest
 from conductor.observers.turns import TurnObservers
+from conductor.session.clients import ResumeAnswer
+from conductor.session.services import Services
+from conductor.session.session import Session
 from conductor.settings import Limits
 from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore

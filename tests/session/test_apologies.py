@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import in_about, name_for_the_ear
 from conductor.errors import ModelError
 from conductor.models.base import Finished, Usage
 from conductor.models.budget import Amount, DailyBudget
+from conductor.session.fields import SubjectRecords
 from conductor.stores.memory import MemoryStore
 from tests.models import Script, ScriptedProvider
 from tests.session.helpers import call, make_services, open_stage

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.inbound import learn
-from conductor.conversation.ledger import SubjectRecords, replay
-from conductor.conversation.services import Services
+from conductor.conversation.replay import replay
 from conductor.events import client
 from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
+from conductor.session.fields import SubjectRecords
+from conductor.session.inbound import learn
+from conductor.session.services import Services
 from conductor.stores.base import SessionKey
 from conductor.tools.base import ToolSpec
 from conductor.tools.policies import Policies

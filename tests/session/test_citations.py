@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.model import without_invented
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
+from conductor.session.model import without_invented
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.models import Script
 from tests.session.helpers import call, make_services, open_stage, tool

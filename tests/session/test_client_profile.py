@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.services import Services
 from conductor.events import client
 from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES
 from conductor.messages import ToolCall
+from conductor.session.services import Services
 from conductor.stores.memory import MemoryStore
 from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule, encode_rules
@@ -61,13 +61,13 @@ async def declare(stage: Stage, tools: list[Any]) -> dict[str, Any]:
 
 
 def names(stage: Stage) -> set[str]:
-    return {definition.name for definition in stage.session.tools.executor.definitions}
+    return {definition.name for definition in stage.session.gate.executor.definitions}
 
 
 async def consent(stage: Stage, name: str, **fields: Any) -> str:
     """Have the gate decide about a call: it is free, or needs a yes; else the type of its error."""
     calls = [ToolCall("c1", name, fields.pop("arguments", "{}"))]
-    (prepared,) = await stage.session.tools.prepare(calls, is_whole=True)
+    (prepared,) = await stage.session.gate.prepare(calls, is_whole=True)
     return prepared.consent if prepared.result is None else "refused"
 
 
@@ -75,7 +75,7 @@ async def test_a_client_without_declarations_has_the_catalogs_tools() -> None:
     stage = await make_client()
     assert "acceptedTools" not in await start(stage, SessionStart())
     assert names(stage) == LOCAL | {spec.name for spec in CATALOG}
-    assert stage.session.tools.declared == []
+    assert stage.session.gate.declared == []
 
 
 async def test_declared_tools_take_the_catalogs_place() -> None:
@@ -83,7 +83,7 @@ async def test_declared_tools_take_the_catalogs_place() -> None:
     started = await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
     assert started["acceptedTools"] == ["lamp.dim"] and not started.get("rejectedTools")
     assert names(stage) == LOCAL | {"lamp.dim"}
-    (prepared,) = await stage.session.tools.prepare([call("lamp.dim")], is_whole=True)
+    (prepared,) = await stage.session.gate.prepare([call("lamp.dim")], is_whole=True)
     assert (prepared.limit_ms, prepared.effect, prepared.source) == (1_500, "read", "device")
 
 
@@ -140,7 +140,7 @@ async def test_a_declared_tool_cannot_take_the_name_of_the_servers_own_or_of_the
     started = await start(stage, SessionStart(capabilities=["tools"], tools=[*bad, LAMP, "nonsense"]))
     assert len(started["rejectedTools"]) == 4
     assert started["acceptedTools"] == ["lamp.dim"]
-    spec = stage.session.tools.executor.spec("local.sum")
+    spec = stage.session.gate.executor.spec("local.sum")
     assert spec is not None and spec.source == "builtin"
 
 
@@ -162,11 +162,11 @@ async def test_a_repeated_start_keeps_absent_fields() -> None:
         tools=[LAMP],
     )
     await start(stage, event)
-    prompt = stage.session.tools.system_prompt
+    prompt = stage.session.gate.system_prompt
     await start(stage, SessionStart(capabilities=["tools"]))
-    assert stage.session.tools.system_prompt == prompt
+    assert stage.session.gate.system_prompt == prompt
     assert "herons" in prompt
-    assert stage.session.tools.declared == ["lamp.dim"]
+    assert stage.session.gate.declared == ["lamp.dim"]
     context = stage.session.context("c1")
     assert (context.session_id, context.call_id) == ("s-1", "c1")
     assert (context.locale, context.time_zone) == ("de-CH", "Europe/Zurich")
@@ -176,7 +176,7 @@ async def test_instructions_can_be_taken_back() -> None:
     stage = await make_client()
     await start(stage, SessionStart(instructions="Be formal about herons."))
     await start(stage, SessionStart(instructions=""))
-    assert "herons" not in stage.session.tools.system_prompt
+    assert "herons" not in stage.session.gate.system_prompt
 
 
 async def test_the_github_token_is_kept_nowhere() -> None:
@@ -186,4 +186,4 @@ async def test_the_github_token_is_kept_nowhere() -> None:
     await steps(5)
     claim = await store.claim(stage.session.key)
     assert b"ghp_not_to_be_found" not in b"".join(claim.commits)
-    assert "ghp_not_to_be_found" not in stage.session.tools.system_prompt
+    assert "ghp_not_to_be_found" not in stage.session.gate.system_prompt

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conductor.conversation import ledger
-from conductor.conversation.ledger import SNAPSHOT_COMMITS
+from conductor.conversation.replay import SNAPSHOT_COMMITS
+from conductor.session import commits
 from tests.session.crash_world import Kill, Walk, World, compare
 from tests.session.helpers import later, run
 
@@ -337,7 +337,7 @@ def deaths(walk: Walk) -> Iterator[tuple[World, str]]:
 def test_a_session_may_die_at_each_of_its_commits(
     walk: Walk, snapshot_commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "SNAPSHOT_COMMITS", snapshot_commits)
+    monkeypatch.setattr(commits, "SNAPSHOT_COMMITS", snapshot_commits)
     assert sum(1 for _ in deaths(walk)) >= 12
 
 

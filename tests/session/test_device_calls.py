@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import pytest
 
-from conductor.conversation.inbound import learn
 from conductor.conversation.records import Commit, ReplyLogged
-from conductor.conversation.services import Services
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session.inbound import learn
+from conductor.session.services import Services
 from conductor.settings import Limits
 from conductor.tools.base import ToolSpec
 from tests.models import Script

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.conversation.ledger import PREFIX, PersonFields, SubjectRecords
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
 from conductor.errors import StoreUnavailable
 from conductor.messages import Note, UserMessage
 from conductor.models.base import TextDelta
 from conductor.plugins.tools.memory import FIELD, MAX_ENTRIES, MAX_TEXT_CHARS, Forget, MemoryToolset, Remember
+from conductor.session.fields import PREFIX, PersonFields, SubjectRecords
+from conductor.session.services import Services
+from conductor.session.session import Session
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, ToolOutcome

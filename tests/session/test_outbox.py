@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import pytest
 
-from conductor.conversation.outbox import Outbox
 from conductor.conversation.state import Conversation, Event
-from conductor.conversation.transport import Frame
 from conductor.rate_limit import STILL_S
+from conductor.session.outbox import Outbox
+from conductor.session.transport import Frame
 from tests.conversation.build import view
 from tests.session.helpers import jump, later, limits, now_ms, run, virtual_loop
 

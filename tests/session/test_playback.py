@@ -8,7 +8,7 @@ import pytest
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
-from conductor.conversation.ledger import moments, replay
+from conductor.conversation.replay import moments, replay
 from conductor.conversation.state import Conversation, Event
 from conductor.errors import StoreUnavailable
 from conductor.messages import AssistantMessage

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from conductor.conversation.phrases import FAILURES
-from conductor.conversation.services import Services
-from conductor.conversation.session import Session
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session.services import Services
+from conductor.session.session import Session
 from tests.models import Script
 from tests.session.helpers import (
     SPOKEN,

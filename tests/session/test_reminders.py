@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from conductor.conversation.ledger import PREFIX, RECORD_ID, SubjectRecords, replay
 from conductor.conversation.records import Commit, FieldSet, NoticeTaken
-from conductor.conversation.session import Session
+from conductor.conversation.replay import replay
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.messages import Note
 from conductor.models.base import TextDelta
+from conductor.session.fields import PREFIX, RECORD_ID, SubjectRecords
+from conductor.session.session import Session
 from conductor.stores.base import SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
 from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from conductor.conversation.inbound import handle, learn
 from conductor.events import client
 from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
+from conductor.session.inbound import handle, learn
 from conductor.stores.memory import MemoryStore
 from tests.models import Script
 from tests.session.helpers import (

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.phrases import CONTINUE, CUT_HERE, CUT_OFF, CUT_SOMEWHERE
-from conductor.conversation.services import Services
+from conductor.conversation.heard import CUT_HERE, CUT_SOMEWHERE
+from conductor.conversation.phrases import CONTINUE, CUT_OFF
 from conductor.errors import ModelError
 from conductor.messages import AssistantMessage, Note
 from conductor.models.base import TextDelta
+from conductor.session.services import Services
 from tests.models import Script, ScriptedProvider
 from tests.session.helpers import (
     SPOKEN,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.session import MAX_REQUESTS
 from conductor.messages import AssistantMessage, Note, ToolResult
 from conductor.models.base import TextDelta
+from conductor.session.session import MAX_REQUESTS
 from tests.session.helpers import Disk, LocalTools, faults, later, make_services, open_stage, steps, tool
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from conductor.conversation import records as r
 from conductor.conversation.consent import decided, tapped
-from conductor.conversation.inbound import handle
 from conductor.conversation.receive import receive
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.models.base import TextDelta
+from conductor.session.inbound import handle
 from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.build import CARDS, NOW, asking, events_of, question, view
 from tests.models import Script
@@ -120,10 +120,10 @@ async def test_a_held_write_keeps_the_definition_that_was_judged() -> None:
     catalog = (*CATALOG[:2], tool("device.do", effect="write", approval="never"))
     stage = await open_stage(replace(make_services(), catalog=catalog))
     session = stage.session
-    spec = session.tools.executor.spec("device.do")
+    spec = session.gate.executor.spec("device.do")
     assert spec is not None
     calls = [call("device.move"), call("device.do"), call("device.look")]
-    preparing = asyncio.create_task(session.tools.prepare(calls, is_whole=True))
+    preparing = asyncio.create_task(session.gate.prepare(calls, is_whole=True))
     await steps(2)
     changed = (*CATALOG[:2], replace(catalog[2], description="Something else."))
     session.reload(replace(session.services, catalog=changed))

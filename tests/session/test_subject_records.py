@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from conductor.conversation.ledger import RECORD_ID, SubjectRecords
 from conductor.conversation.records import Commit, FieldSet, encode
-from conductor.conversation.tools import GRANTS as FIELD
-from conductor.conversation.tools import MAX_GRANTS, decode_grants, with_grant
 from conductor.errors import Conflict, Fenced, StoreError, StoreUnavailable
+from conductor.session.fields import RECORD_ID, SubjectRecords
+from conductor.session.gate import GRANTS as FIELD
+from conductor.session.gate import MAX_GRANTS, decode_grants, with_grant
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from conductor.tools.rules import Rule, encode_rules

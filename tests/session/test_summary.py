@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from conductor.conversation.services import Services
 from conductor.errors import ModelError
 from conductor.messages import Note, UserMessage
 from conductor.models.base import Finished, ModelRequest, TextDelta
+from conductor.session.services import Services
 from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
 from tests.models import Script
 from tests.session.helpers import Stage, call, make_services, open_stage, steps, tool

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from conductor.conversation.phrases import CUT_BEFORE_SPEECH, NOTHING_CAME
-from conductor.conversation.services import Services
+from conductor.conversation.heard import CUT_BEFORE_SPEECH
+from conductor.conversation.phrases import NOTHING_CAME
 from conductor.errors import ModelError, ModelFailure
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
+from conductor.session.services import Services
 from tests.models import Script, ScriptedProvider
 from tests.session.helpers import (
     SPOKEN,

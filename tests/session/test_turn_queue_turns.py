@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from conductor.conversation.inbound import handle
-from conductor.conversation.phrases import FAILURES, HEARD_NOTHING
+from conductor.conversation.heard import HEARD_NOTHING
+from conductor.conversation.phrases import FAILURES
 from conductor.conversation.records import Commit, ReplyLogged, TurnStarted
 from conductor.errors import Fenced, ModelError, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session.inbound import handle
 from tests.models import Script
 from tests.session.helpers import (
     SPOKEN,

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, UserMessage
 from conductor.models.base import CACHE_S, Finished, ModelRequest, TextDelta, Usage
 from conductor.models.budget import Amount, BudgetedProvider, DailyBudget
+from conductor.session.fields import SubjectRecords
 from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider
 from tests.session.helpers import (

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conductor.conversation.consent import Refuse
-from conductor.conversation.inbound import record, take_decision
 from conductor.conversation.receive import AppText
-from conductor.conversation.session import Session
 from conductor.errors import Fenced, StoreUnavailable
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import Accepted, ApprovalOutcome, Ended
 from conductor.server.sessions import Visitor
+from conductor.session.inbound import record, take_decision
+from conductor.session.session import Session
 from conductor.stores.base import SessionKey
 
 _T = TypeVar("_T")

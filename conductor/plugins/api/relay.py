@@ -17,12 +17,12 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.plugins.api.keys import ApiKey
 from conductor.plugins.api.requests import ApiCall, ApiError, Route, find_session
 from conductor.plugins.api.resources import PersonQuery
 from conductor.server.listener import Listener
+from conductor.session.fields import SubjectRecords
 from conductor.stores.base import SessionKey
 
 log = structlog.get_logger(__name__)

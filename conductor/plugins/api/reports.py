@@ -10,7 +10,7 @@ import msgspec
 
 from conductor.conversation import records as r
 from conductor.conversation.events import iso_time
-from conductor.conversation.ledger import moments, replay
+from conductor.conversation.replay import moments, replay
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.errors import Unreadable
 from conductor.events.server import ApprovalRequest

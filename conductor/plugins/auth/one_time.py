@@ -12,8 +12,8 @@ from typing import Literal
 import msgspec
 import structlog
 
-from conductor.conversation.ledger import replay
 from conductor.conversation.records import Commit, FieldSet, encode
+from conductor.conversation.replay import replay
 from conductor.errors import StoreError
 from conductor.events.envelope import PATH
 from conductor.server.auth import Authenticator, Handshake, Principal

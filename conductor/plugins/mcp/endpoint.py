@@ -39,7 +39,6 @@ from mcp.types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from websockets.exceptions import ConnectionClosed
 
-from conductor.conversation.session import Session
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, Person, caller_of
@@ -47,6 +46,7 @@ from conductor.plugins.mcp.streams import message_streams
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
+from conductor.session.session import Session
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
@@ -225,7 +225,7 @@ class McpEndpoint:
     def _specs(self, caller: Caller) -> Sequence[ToolSpec]:
         session = self._session(caller)
         if session is not None:
-            return session.tools.executor.specs
+            return session.gate.executor.specs
         return [spec for spec in self._own_tools(caller).specs if not spec.needs_session]
 
     def _own_tools(self, caller: Caller) -> ToolExecutor:

@@ -1,6 +1,6 @@
 """The tools ``schedule_task``, ``list_scheduled_tasks`` and ``cancel_scheduled_task``: reminders of a person.
 
-A session of the person delivers a reminder when it is due (`conductor.conversation.background`).
+A session of the person delivers a reminder when it is due (`conductor.session.reminders`).
 """
 
 from __future__ import annotations

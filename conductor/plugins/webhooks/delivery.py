@@ -15,12 +15,12 @@ import structlog
 
 from conductor.clock import epoch_ms
 from conductor.conversation.events import iso_time
-from conductor.conversation.ledger import SubjectRecords
-from conductor.conversation.services import Observed
-from conductor.conversation.session import Session
 from conductor.conversation.state import WebhookEvent
 from conductor.errors import StoreError
 from conductor.plugins.webhooks.file import WebhookFile
+from conductor.session.fields import SubjectRecords
+from conductor.session.services import Observed
+from conductor.session.session import Session
 from conductor.stores.base import NEVER_EXPIRES, SessionKey
 
 log = structlog.get_logger(__name__)

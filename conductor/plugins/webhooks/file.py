@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, HttpUrl
 
 from conductor.config_file import read_toml, validate
-from conductor.conversation.events import WEBHOOK_EVENTS
+from conductor.conversation.webhook_events import WEBHOOK_EVENTS
 from conductor.settings import Settings, is_safe_url, with_environment
 
 PREFIX = "whsec_"

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from conductor.clock import wall_ms
 from conductor.conversation.events import iso_time
-from conductor.conversation.ledger import PREFIX, RECORD_ID, SubjectRecords
-from conductor.conversation.ledger import replay as replay_commits
+from conductor.conversation.replay import replay as replay_commits
 from conductor.conversation.state import WebhookEvent
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.plugins.webhooks.delivery import AT_ONCE, Deliverer
 from conductor.plugins.webhooks.processes import Processes
 from conductor.server.listener import Listener
 from conductor.server.sessions import Visitor
+from conductor.session.fields import PREFIX, RECORD_ID, SubjectRecords
 from conductor.stores.base import PROCESS, SessionKey, process_of
 from conductor.tools.reminders import FIELD, TAKEN_MS, Reminder, read_reminders, write_reminders
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conductor.conversation.ledger import SubjectRecords
+from conductor.session.fields import SubjectRecords
 from conductor.stores.base import NEVER_EXPIRES, SessionLog
 
 # Looks at which the count of a process stands still: then it is gone, and then it is forgotten.

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.plugins.addresses import is_local
 from conductor.plugins.webhooks.file import WebhookFile, load_webhooks
 from conductor.server.listener import Listener
+from conductor.session.fields import SubjectRecords
 from conductor.settings import Settings
 
 # Seconds after which an event is given up, and the part of the time that a session is kept: its events go

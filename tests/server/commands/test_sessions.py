@@ -14,11 +14,12 @@ import pytest
 
 from conductor.commands.output import private_file
 from conductor.conversation import records as r
-from conductor.conversation.ledger import RECORD_ID, SubjectRecords, replay
+from conductor.conversation.replay import replay
 from conductor.conversation.state import Call, Profile
-from conductor.conversation.tools import GRANTS
 from conductor.errors import Fenced, SettingsError
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
+from conductor.session.fields import RECORD_ID, SubjectRecords
+from conductor.session.gate import GRANTS
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.registry import make_store

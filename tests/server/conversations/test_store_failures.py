@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.conversation.ledger import SubjectRecords, replay
+from conductor.conversation.replay import replay
 from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.redis_scripts import session_name
 from conductor.plugins.stores.sqlite import SqliteStore
+from conductor.session.fields import SubjectRecords
 from conductor.settings import load_settings
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore

@@ -15,10 +15,10 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from conductor.conversation.ledger import PREFIX
 from conductor.plugins.api.routes import ROUTES
 from conductor.plugins.tools.builtin import builtin_specs
 from conductor.plugins.tools.memory import MemoryToolset
+from conductor.session.fields import PREFIX
 from conductor.settings import program_token
 from conductor.tools.reminders import FIELD, read_reminders, write_reminders
 from tests.app import App

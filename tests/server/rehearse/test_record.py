@@ -16,7 +16,7 @@ import yaml
 
 from conductor.app import running
 from conductor.conversation import records as r
-from conductor.conversation.ledger import moments
+from conductor.conversation.replay import moments
 from conductor.conversation.state import Call, Conversation, LateCall, Profile, Question
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.rehearse.player import Backstage, Player

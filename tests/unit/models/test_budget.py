@@ -11,11 +11,11 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from conductor.conversation.ledger import SubjectRecords
 from conductor.errors import BudgetSpent, ModelError, StoreUnavailable
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, Usage
 from conductor.models.budget import DAY_S, Amount, BudgetedProvider, DailyBudget
 from conductor.server.auth import person_id
+from conductor.session.fields import SubjectRecords
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
 from tests.models import ScriptedProvider

@@ -13,12 +13,12 @@ from functools import partial
 
 import msgspec
 
-from conductor.conversation.events import place_of
+from conductor.conversation.ids import place_of
 from conductor.conversation.state import Event
-from conductor.conversation.transport import Entry, Frame, Transport
 from conductor.conversation.view import Replay, View
 from conductor.events.envelope import encode_frame
 from conductor.events.server import ConversationState
+from conductor.session.transport import Entry, Frame, Transport
 from conductor.settings import Limits
 
 _UI_CALLS = ("state", "message", "speak")

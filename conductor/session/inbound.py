@@ -10,14 +10,10 @@ from typing import Any, TypeAlias
 import structlog
 from msgspec.structs import replace
 
-from conductor.conversation.background import warm_cache
-from conductor.conversation.clients import ResumeAnswer, of_ignored, of_tools
 from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, too_late, wordless
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
-from conductor.conversation.session import Session
-from conductor.conversation.transport import Transport
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -28,6 +24,11 @@ from conductor.events.server import (
     ToolsChanged,
     ToolsListed,
 )
+from conductor.session.clients import ResumeAnswer
+from conductor.session.diagnostics import of_ignored, of_tools
+from conductor.session.session import Session
+from conductor.session.transport import Transport
+from conductor.session.warming import warm_cache
 from conductor.tools.declarations import read_declarations
 from conductor.tools.outcomes import Outcome
 
@@ -118,9 +119,9 @@ async def _take(  # noqa: C901 -- a case an event
             outbox.extend(event.call_id)
             session.changed()
         case client.ToolsList() if session.services.may_inspect(transport):
-            services, listed = session.services, session.tools.listed
+            services, listed = session.services, session.gate.listed
             model = services.serving(session.state.profile.model) or services.provider.name
-            prompt = services.observers.prompt[0], session.tools.system_prompt
+            prompt = services.observers.prompt[0], session.gate.system_prompt
             session.flash(ToolsListed(listed, model, *prompt, services.choices))
             return InboundResult.COSTLY
         case _ if event.RECORDED:  # by `receive`, without a further effect
@@ -324,7 +325,7 @@ async def take_decision(
     if question is not None and is_lasting and "always" in question.scopes:
         # First, in the person's record: after the decision its failure would turn "always" into "once".
         if _outcome_of(question.id, tapped(session.view, decision, decided_by)) == "allowed":
-            await session.tools.grant_always(question)
+            await session.gate.grant_always(question)
     response = await session.decide(lambda: tapped(session.view, decision, decided_by))
     if isinstance(response, ApprovalResolved):
         return response
@@ -343,8 +344,8 @@ async def _declare(session: Session, tools: list[Any], event_id: str, transport:
     readings = await read_declarations(tools, session.services.admission)
     if await session.clients.is_superseded(transport):
         return
-    rejected = session.tools.declare(tools, readings)
+    rejected = session.gate.declare(tools, readings)
     changed = replace(session.state.profile, tools=tools)
     await session.decide(lambda: [ProfileDeclared(changed)])
-    session.flash(ToolsChanged(session.tools.declared, rejected))
+    session.flash(ToolsChanged(session.gate.declared, rejected))
     session.clients.diagnose(of_tools(tools, event_id))

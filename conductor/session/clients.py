@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import structlog
 
 from conductor.conversation import records as r
-from conductor.conversation.background import warm_cache
 from conductor.conversation.consent import Response
-from conductor.conversation.core import SessionCore
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile
-from conductor.conversation.transport import Transport
 from conductor.events import client
-from conductor.events.codec import Inbound
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import (
-    CAPABILITIES,
     Diagnostic,
     EventAck,
     SessionGoaway,
     SessionStarted,
 )
-from conductor.tools.declarations import Reading, unknown_fields
-from conductor.tools.reminders import find_zone
+from conductor.session.commits import SessionCore
+from conductor.session.diagnostics import of_start
+from conductor.session.transport import Transport
+from conductor.session.warming import warm_cache
+from conductor.tools.declarations import Reading
 
 log = structlog.get_logger(__name__)
 
@@ -35,14 +32,6 @@ log = structlog.get_logger(__name__)
 _BURST_S = 0.1
 # Diagnostics of a session; a client could cause any number of different ones.
 _MAX_DIAGNOSTICS = 64
-# Characters of a client's own name in a message.
-_MAX_NAME = 80
-# W3C Trace Context: no version ff, and no ids of zeros only; versions after 00 may append fields.
-_TRACEPARENT = re.compile(
-    r"(?!ff|00-.{53})[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
-)
-
-
 # The answer to ``resume``: calls to resend the result of, and calls that the server does not await.
 ResumeAnswer: TypeAlias = tuple[list[str], list[str]]
 
@@ -80,7 +69,7 @@ class Clients:
         tools, declared = event.tools if "tools" in capabilities else None, session.state.profile.tools
         if "tools" in capabilities and declared is None:
             tools = tools or []  # the catalog is for apps that cannot declare
-        rejected = session.tools.declare(tools, readings) if tools is not None else None
+        rejected = session.gate.declare(tools, readings) if tools is not None else None
         if tools is None and declared is None and not resumed:
             catalog, specs = services.catalog_name, services.catalog
             log.info("catalog offered", session=session.key.session_id, catalog=catalog, tools=len(specs))
@@ -96,7 +85,7 @@ class Clients:
             session.key.session_id,
             resumed,
             list(capabilities) if event.capabilities else None,
-            session.tools.declared if rejected is not None else None,
+            session.gate.declared if rejected is not None else None,
             rejected,
             None if resumed else "new" if event.resume is None else "not_kept",
             resend,
@@ -235,52 +224,6 @@ class Clients:
                 if diagnostic.message not in self._diagnosed:
                     self._diagnosed.add(diagnostic.message)
                     session.flash(diagnostic)
-
-
-# -- hints to an app's developer
-
-
-def of_start(event: client.SessionStart, model: str | None = None) -> Iterator[Diagnostic]:
-    """Check ``session.start``; ``model`` is the one that the session chose and may have."""
-    if event.model not in (None, model):
-        message = f"{_quoted(event.model)} is no model that this server lets clients choose."
-        yield Diagnostic("warning", "unknown_model", message)
-    for name in event.capabilities:
-        if name not in CAPABILITIES:  # "info": a later version may have it
-            yield Diagnostic("info", "unknown_capability", f"There is no capability {_quoted(name)}.")
-    if event.time_zone is not None and find_zone(event.time_zone) is None:
-        message = f"{_quoted(event.time_zone)} is not an IANA time zone such as 'Europe/London'."
-        yield Diagnostic("warning", "unknown_time_zone", message)
-    if event.traceparent is not None and not _TRACEPARENT.fullmatch(event.traceparent):
-        message = f"{_quoted(event.traceparent)} is not a traceparent of W3C Trace Context; it is ignored."
-        yield Diagnostic("warning", "invalid_traceparent", message)
-    for name, value in (("tools", event.tools), ("resume", event.resume)):
-        if value is not None and name not in event.capabilities:
-            message = f"{name!r} is ignored without the capability {name!r}."
-            yield Diagnostic("warning", "missing_capability", message)
-    if "tools" in event.capabilities:
-        yield from of_tools(event.tools or ())
-
-
-def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diagnostic]:
-    """Check tool declarations."""
-    for tool in tools:
-        for field in unknown_fields(tool):
-            message = f"The tool {_quoted(str(tool.get('name')))} has the unknown field {_quoted(field)}."
-            yield Diagnostic("warning", "unknown_field", message, event_id)
-
-
-def of_ignored(inbound: Inbound) -> Diagnostic:
-    """Explain an ignored event: unknown type, or missing capability."""
-    name = _quoted(inbound.type)
-    if inbound.event is None:
-        return Diagnostic("warning", "unknown_event", f"There is no event type {name}.", inbound.id)
-    message = f"{name} needs a capability that session.start did not name."
-    return Diagnostic("warning", "missing_capability", message, inbound.id)
-
-
-def _quoted(name: str | None) -> str:
-    return repr((name or "")[:_MAX_NAME])
 
 
 def _declared(

@@ -17,10 +17,7 @@ import structlog
 
 from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.core import SessionCore
-from conductor.conversation.model import ModelSteps
 from conductor.conversation.receive import turn_started
-from conductor.conversation.spoken import word_form, word_questions
 from conductor.conversation.state import Call
 from conductor.conversation.steps import (
     AskModel,
@@ -33,6 +30,9 @@ from conductor.conversation.steps import (
 )
 from conductor.conversation.view import finish, finish_without_result
 from conductor.messages import AssistantMessage
+from conductor.session.commits import SessionCore
+from conductor.session.model import ModelSteps
+from conductor.session.spoken import word_form, word_questions
 from conductor.speech import for_the_ear
 from conductor.tools.base import PersonQuestion, ToolOutcome
 from conductor.tools.outcomes import definition_changed, interrupted_outcome
@@ -165,7 +165,7 @@ class Loop:
     async def _prepare_request(self, step: PrepareRequest) -> None:
         session, call = self._session, step.call
         try:
-            prepared = await session.tools.prepare([call], is_whole=True, by_program=True)
+            prepared = await session.gate.prepare([call], is_whole=True, by_program=True)
         except Exception:
             session.drop_request(call.call_id)  # it would be tried again and again
             raise
@@ -184,7 +184,7 @@ class Loop:
         card = "approval" in state.profile.capabilities
         expires_at = session.view.now() + session.conduct.question_ms
         questions = await word_questions(
-            session.tools,
+            session.gate,
             calls,
             expires_at,
             lang=session.state.turn.lang if session.state.turn else "",
@@ -205,7 +205,7 @@ class Loop:
         if "approval" not in session.state.profile.capabilities:
             return None  # text by outsiders is never spoken
         expires_at = session.view.now() + session.conduct.question_ms
-        question = word_form(session.tools, call, request, expires_at)
+        question = word_form(session.gate, call, request, expires_at)
         answer = session.expect(question.id)
 
         def decision() -> list[r.Record]:
@@ -218,7 +218,7 @@ class Loop:
         if question.id not in session.state.questions and not answer.done():
             del session.pending[question.id]
             return None
-        arguments, spec = await answer, session.tools.spec_of(question)
+        arguments, spec = await answer, session.gate.spec_of(question)
         checked = validate(spec, arguments) if spec is not None and arguments is not None else None
         return checked.arguments if isinstance(checked, Valid) else None
 
@@ -258,7 +258,7 @@ class Loop:
 
     async def _outcome(self, call: Call) -> ToolOutcome:
         session = self._session
-        ready = session.tools.ready(call)
+        ready = session.gate.ready(call)
         if ready is not None and call.fingerprint not in ("", ready.spec.fingerprint):
             return definition_changed()
         if ready is None:
@@ -266,4 +266,4 @@ class Loop:
                 call.effect, was_sent=call.consent == "given", reason="connection_lost"
             )
         context = replace(session.context(call.id), ask=partial(self._fill_in, call))
-        return await session.tools.executor.run(ready, context)
+        return await session.gate.executor.run(ready, context)

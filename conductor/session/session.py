@@ -11,11 +11,6 @@ import structlog
 
 from conductor.clock import epoch_ms
 from conductor.conversation.apply import advance
-from conductor.conversation.background import Reminders, start_summary
-from conductor.conversation.clients import Clients
-from conductor.conversation.core import SessionCore
-from conductor.conversation.ledger import PREFIX
-from conductor.conversation.loop import Loop
 from conductor.conversation.receive import ended
 from conductor.conversation.records import (
     Commit,
@@ -26,7 +21,6 @@ from conductor.conversation.records import (
     StateShown,
     TurnStarted,
 )
-from conductor.conversation.services import Services
 from conductor.conversation.state import Conversation, Event, Turn
 from conductor.conversation.steps import AwaitResults, deadline, due, next_step
 from conductor.conversation.view import lost_result
@@ -35,6 +29,13 @@ from conductor.events.envelope import new_call_id
 from conductor.events.server import set_state
 from conductor.messages import ToolCall, ToolResult
 from conductor.rate_limit import ANONYMOUS
+from conductor.session.clients import Clients
+from conductor.session.commits import SessionCore
+from conductor.session.fields import PREFIX
+from conductor.session.loop import Loop
+from conductor.session.reminders import Reminders
+from conductor.session.services import Services
+from conductor.session.summary import start_summary
 from conductor.stores.base import Claim, SessionLog
 from conductor.tools.base import failed
 from conductor.tools.declarations import Reading
@@ -92,7 +93,7 @@ class Session(SessionCore):
 
     def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
         if self.state.profile.tools is not None:
-            self.tools.declare(self.state.profile.tools, readings)
+            self.gate.declare(self.state.profile.tools, readings)
         for event in self.state.outbound.values():
             unsent = former is not None and former.is_unsent(event.id, claim)
             self.outbox.restore(event, is_sent=not unsent)
@@ -166,7 +167,7 @@ class Session(SessionCore):
         view, call = self.view, ToolCall(new_call_id(), name, arguments)
         if view.draining or self.is_closed or len(view.requests) >= MAX_REQUESTS:
             refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
-            return self.tools.executor.to_result(call.call_id, refused)
+            return self.gate.executor.to_result(call.call_id, refused)
         answer = self.expect(call.call_id)
         view.requests = [*view.requests, call]
         self.changed()
@@ -257,7 +258,7 @@ class Session(SessionCore):
     def reload(self, services: Services) -> None:
         """Use another system prompt, catalog and rules; the model sees them from the next turn on."""
         self.services = services
-        self.tools.reload(services)
+        self.gate.reload(services)
 
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""

@@ -13,18 +13,17 @@ import msgspec
 import structlog
 
 from conductor.clock import epoch_ns
-from conductor.conversation.core import SessionCore
-from conductor.conversation.events import segments_id
-from conductor.conversation.history import BEGINNINGS, cut_point, estimate_tokens, shortened
+from conductor.conversation.history import cut_point, estimate_tokens, history_of, shortened
+from conductor.conversation.ids import segments_id
 from conductor.conversation.phrases import Failure, in_about
 from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
-from conductor.conversation.state import Conversation, Turn
+from conductor.conversation.state import Turn
 from conductor.conversation.steps import AskModel
 from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult
+from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult
 from conductor.models.base import (
     CACHE_S,
     Finished,
@@ -36,6 +35,7 @@ from conductor.models.base import (
 from conductor.models.bounds import Phrases, estimate
 from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
+from conductor.session.commits import SessionCore
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
 
 log = structlog.get_logger(__name__)
@@ -73,20 +73,6 @@ def without_invented(text: str, messages: Iterable[Message]) -> str:
     prose_and_code = _CODE.split(text)
     prose_and_code[::2] = [_CITATION.sub(valid, prose) for prose in prose_and_code[::2]]
     return "".join(prose_and_code)
-
-
-def history_of(state: Conversation, skipped: int = 0) -> list[Message]:
-    """Give the history to send: the summary, if there is one, and the log from the first input on.
-
-    ``skipped`` is the number of messages to leave out.
-    """
-    log = state.log[skipped:]
-    begin = next((at for at, message in enumerate(log) if isinstance(message, BEGINNINGS)), 0)
-    messages = log[begin:]
-    if state.summary is not None:
-        text = f"Summary of the conversation so far: {state.summary.text}"
-        messages.insert(0, Note(text, state.summary.untrusted))
-    return messages
 
 
 class ModelSteps:
@@ -208,7 +194,7 @@ class ModelSteps:
         state, turn = session.state, session.state.turn
         assert turn is not None
         if self._turn_prompt is None or self._turn_prompt[0] != turn.id:
-            self._turn_prompt = (turn.id, session.tools.system_prompt, session.tools.executor.definitions)
+            self._turn_prompt = (turn.id, session.gate.system_prompt, session.gate.executor.definitions)
             self._last_messages = None
         if step.retries == 0:
             self._avoid = None
@@ -242,7 +228,7 @@ class ModelSteps:
         message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
         if calls and step.with_tools:
             is_whole = finished.stop == "tool_use"
-            prepared = await session.tools.prepare(calls, is_whole=is_whole)
+            prepared = await session.gate.prepare(calls, is_whole=is_whole)
             message = msgspec.structs.replace(message, calls=tuple(calls))
         else:
             prepared = ()

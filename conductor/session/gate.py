@@ -11,13 +11,13 @@ from weakref import proxy
 import msgspec
 import structlog
 
-from conductor.conversation.services import Services, SessionObserver
 from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.conversation.view import CallGate, Edit
 from conductor.events.server import ListedTool, RejectedTool
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.prompts import session_prompt
 from conductor.rate_limit import ANONYMOUS, TokenBucket
+from conductor.session.services import Services, SessionObserver
 from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     Caution,
@@ -71,7 +71,7 @@ def with_grant(text: str, rule: Rule, subject: str) -> str:
     return encode_rules((*former, rule)[-MAX_GRANTS:])
 
 
-class SessionTools(CallGate):
+class SessionGate(CallGate):
     """The tools of one session as its client declared them, and every decision about their calls."""
 
     def __init__(

@@ -23,20 +23,22 @@ from conductor.clock import epoch_ms, not_before
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
-from conductor.conversation.events import encode_payload, nonce
-from conductor.conversation.ledger import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, Fields, PersonFields, replay
-from conductor.conversation.outbox import Outbox
+from conductor.conversation.events import encode_payload
+from conductor.conversation.ids import nonce
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
-from conductor.conversation.services import Services
+from conductor.conversation.replay import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, replay
 from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import Step, next_step
-from conductor.conversation.tools import SessionTools
 from conductor.conversation.view import View, lost_result
 from conductor.errors import Conflict, ErrorCode, Fenced, Rollback, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import EndReason, ErrorEvent, set_state
 from conductor.rate_limit import ANONYMOUS, SharedRate
+from conductor.session.fields import Fields, PersonFields
+from conductor.session.gate import SessionGate
+from conductor.session.outbox import Outbox
+from conductor.session.services import Services
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.base import CallContext, SessionFields, ToolSpec
 
@@ -77,10 +79,10 @@ class SessionCore(ABC):
         self.weak: SessionCore = proxy(self)
         weak = self.weak
         self.observer = services.observers.observe(weak)
-        self.tools = SessionTools(services, self.key, state, self.observer, now)
+        self.gate = SessionGate(services, self.key, state, self.observer, now)
         self.limits = services.limits
         self.conduct = services.conduct
-        self.view = View(state, self.tools, self.conduct, now, memories=lambda words: weak._memories(words))
+        self.view = View(state, self.gate, self.conduct, now, memories=lambda words: weak._memories(words))
         self.outbox = Outbox(
             self.key.session_id,
             nonce(claim.token),
@@ -154,7 +156,7 @@ class SessionCore(ABC):
 
     def spec_of(self, item: Call | Question) -> ToolSpec | None:
         """Find the tool of a call or a question."""
-        return self.tools.spec_of(item)
+        return self.gate.spec_of(item)
 
     @property
     def person_fields(self) -> SessionFields:
@@ -174,7 +176,7 @@ class SessionCore(ABC):
         profile, fields = self.state.profile, (Fields(self.state, self.decide), self.person_fields)
         places = profile.time_zone, profile.locale
         return CallContext(
-            self.key.session_id, call_id, *places, *fields, self.key.subject, self.tools.is_tainted
+            self.key.session_id, call_id, *places, *fields, self.key.subject, self.gate.is_tainted
         )
 
     # -- decisions

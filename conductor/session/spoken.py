@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from conductor.conversation.state import Call, Form, Question
-from conductor.conversation.tools import FORM, SessionTools, form_spec
 from conductor.events.envelope import IdGenerator
+from conductor.session.gate import FORM, SessionGate, form_spec
 from conductor.tools.base import PersonQuestion
 from conductor.tools.declarations import headline
 from conductor.tools.outcomes import SCOPES
@@ -20,7 +20,7 @@ new_batch_id = IdGenerator("batch")
 
 
 async def word_questions(
-    tools: SessionTools, calls: Sequence[Call], expires_at: int, *, lang: str, with_preview: bool
+    gate: SessionGate, calls: Sequence[Call], expires_at: int, *, lang: str, with_preview: bool
 ) -> list[Question]:
     """Word the questions about calls of a reply, except those whose tool is missing or has changed.
 
@@ -30,10 +30,10 @@ async def word_questions(
     questions = []
     for call in calls:
         await asyncio.sleep(0)  # 64 KiB of arguments take 30 ms in each step
-        ready = tools.ready(call)
+        ready = gate.ready(call)
         if ready is None or ready.spec.fingerprint != call.fingerprint:
             continue
-        redacted = dict(tools.executor.redacted(ready.arguments))
+        redacted = dict(gate.executor.redacted(ready.arguments))
         await asyncio.sleep(0)
         question = Question(
             new_approval_id(),
@@ -47,20 +47,20 @@ async def word_questions(
             ready.spec.risk,
             expires_at,
             call.reasons,
-            tools.scopes(ready, call.cautions),
+            gate.scopes(ready, call.cautions),
             call.cautions,
             call.fingerprint,
             ready.spec.source,
-            await tools.executor.preview(ready) if with_preview else "",
+            await gate.executor.preview(ready) if with_preview else "",
             headline(ready.spec, redacted),
-            language=tools.language_of(lang),
+            language=gate.language_of(lang),
         )
-        question.prompt = tools.prompt(question, 1)
+        question.prompt = gate.prompt(question, 1)
         questions.append(question)
     return questions
 
 
-def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_at: int) -> Question:
+def word_form(gate: SessionGate, call: Call, request: PersonQuestion, expires_at: int) -> Question:
     """Word the question of a running tool: a card with a form."""
     form = Form(request.source, request.message, dict(request.schema))
     fields = request.schema.get("properties", {})
@@ -81,7 +81,7 @@ def word_form(tools: SessionTools, call: Call, request: PersonQuestion, expires_
         SCOPES[:1],
         source=FORM,
         form=form,
-        language=tools.language_of(""),
+        language=gate.language_of(""),
     )
-    question.prompt = tools.prompt(question, 1)
+    question.prompt = gate.prompt(question, 1)
     return question

@@ -9,11 +9,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from conductor.conversation.conduct import Conduct
-from conductor.conversation.ledger import SubjectRecords
 from conductor.conversation.phrases import FAILURES, Failure
 from conductor.conversation.records import Commit
 from conductor.conversation.state import Call, Conversation, Question
-from conductor.conversation.transport import Transport
 from conductor.entry_points import JUDGES, plugins
 from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
@@ -23,6 +21,8 @@ from conductor.models.budget import BudgetedProvider, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
 from conductor.rate_limit import ANONYMOUS, Admission, SharedRate, TokenBucket
+from conductor.session.fields import SubjectRecords
+from conductor.session.transport import Transport
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.tools.audit import AuditLog

@@ -1,0 +1,1 @@
+"""What is done about a conversation: its tasks, commits, connections and requests."""
