@@ -50,7 +50,10 @@ class AppText:
 
 
 def receive(view: View, event_id: str, event: object) -> Response:
-    """Make the records of one event; no records if it was handled before, or has no meaning now."""
+    """Make the records of one event; no records if it was handled before, or has no meaning now.
+
+    A transcript has words: `wordless` refuses a noise before.
+    """
     if event_id in view.state.handled_ids:
         return []
     match event:
@@ -99,14 +102,19 @@ _BRACKETED = re.compile(
 
 
 def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
-    if (refusal := wordless(view, text)) is not None:
-        return refusal
     answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
         return answer
     if view.draining and not view.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
     return start(view, event_id, text, lang)
+
+
+def starts_turn(response: Response) -> bool:
+    """Tell whether words start a turn, now or after a wait in the queue: it counts against the rate."""
+    return isinstance(response, list) and any(
+        isinstance(record, r.TurnStarted | r.InputQueued) for record in response
+    )
 
 
 def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:

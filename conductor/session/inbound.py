@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import structlog
 from msgspec.structs import replace
 
-from conductor.conversation.consent import Later, Refuse, Response, answer, tapped
+from conductor.conversation.consent import Later, Refuse, Response, tapped
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import receive, too_late, wordless
+from conductor.conversation.receive import receive, starts_turn, too_late, wordless
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
@@ -35,6 +35,7 @@ from conductor.tools.outcomes import Outcome
 log = structlog.get_logger(__name__)
 
 _UNKNOWN_CALL = "This callId is not that of a tool.call; it is not the frame's id."
+_TOO_MANY = "Too many turns; wait."
 _TOO_OFTEN = "Too many changes; wait."
 _TWICE = "One decision at a time about each question."
 
@@ -141,28 +142,9 @@ def _ignore(session: Session, inbound: Inbound) -> InboundResult:
     return InboundResult.ORDINARY
 
 
-async def record(session: Session, event_id: str, event: object, question_id: str = "") -> Response:
+async def record(session: Session, event_id: str, event: object) -> Response:
     """Commit the meaning of an event. Raises `StoreError`."""
-
-    def decision() -> Response:
-        focus = session.state.focus
-        if question_id and (focus is None or focus.id != question_id or focus.card):
-            return too_late(session.view, event_id, event, question_id)
-        return receive(session.view, event_id, event)
-
-    response = await session.decide(decision)
-    if isinstance(response, Later):
-        session.spawn(_record_later(session, response, event_id, event))
-    return response
-
-
-async def _record_later(session: Session, later: Later, event_id: str, event: object) -> None:
-    await asyncio.sleep(max(0, later.at - session.view.now()) / 1000)
-    try:
-        await record(session, event_id, event, later.question_id)
-        session.clients.acknowledge(event_id)
-    except StoreError as error:
-        session.report_store_failure(error)
+    return await session.decide(lambda: receive(session.view, event_id, event))
 
 
 # -- results
@@ -259,28 +241,56 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     view.speaking_until = 0
     if event_id in session.state.handled_ids:
         return InboundResult.ORDINARY
-    wait_s, is_noise = 0.0, wordless(session.view, event.text) is not None
-    is_counted = not is_noise and answer(session.view, event_id, event.text, event.lang or "") is None
-    if is_counted:
-        wait_s = session.take_rate()
-    if wait_s:
-        response: Response = Refuse("rate_limited", "Too many turns; wait.", wait_s)
-    else:
-        if not is_noise:  # after a noise the speech goes on
-            session.outbox.expect_no_acknowledgements()
-        try:
-            response = await record(session, event_id, event)
-        except StoreError:  # the client sends it again
-            if is_counted:
-                session.bucket.give_back()
-            raise
-        if is_counted and isinstance(response, Refuse):
+    if (noise := wordless(view, event.text)) is not None:
+        return await _refuse_transcript(session, noise, event_id)
+    session.outbox.expect_no_acknowledgements()  # after a noise the speech goes on
+    wait_s, is_counted = 0.0, False
+
+    def decision() -> Response:
+        nonlocal wait_s, is_counted
+        response = receive(view, event_id, event)
+        if starts_turn(response):
+            wait_s = session.take_rate()
+            is_counted = not wait_s
+        return Refuse("rate_limited", _TOO_MANY, wait_s) if wait_s else response
+
+    try:
+        response = await session.decide(decision)
+    except StoreError:  # the client sends it again
+        if is_counted:
             session.bucket.give_back()
-        if isinstance(response, Refuse) and response.code == "rate_limited":
+        raise
+    if isinstance(response, Refuse):
+        if not wait_s:
             view.refused_input = not view.draining and bool(session.conduct.failures.get("rate_limited"))
-    if not isinstance(response, Refuse):
-        return InboundResult.LATER if isinstance(response, Later) else InboundResult.ORDINARY
-    _refuse(session, response, event_id)
+        return await _refuse_transcript(session, response, event_id)
+    if isinstance(response, Later):
+        session.spawn(_record_later(session, response, event_id, event))
+        return InboundResult.LATER
+    return InboundResult.ORDINARY
+
+
+async def _record_later(session: Session, later: Later, event_id: str, event: client.TranscriptFinal) -> None:
+    """Commit words that may have been an echo, unless their question is closed by then."""
+
+    def decision() -> Response:
+        focus = session.state.focus
+        if focus is None or focus.id != later.question_id or focus.card:
+            return too_late(session.view, event_id, event, later.question_id)
+        return receive(session.view, event_id, event)
+
+    response: Response = later
+    try:
+        while isinstance(response, Later):
+            await asyncio.sleep(max(0, response.at - session.view.now()) / 1000)
+            response = await session.decide(decision)
+        session.clients.acknowledge(event_id)
+    except StoreError as error:
+        session.report_store_failure(error)
+
+
+async def _refuse_transcript(session: Session, refusal: Refuse, event_id: str) -> InboundResult:
+    _refuse(session, refusal, event_id)
     await session.reopen_microphone()
     return InboundResult.REFUSED
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
-from conductor.conversation.consent import Later, Refuse
+from conductor.conversation.consent import Later, Refuse, Response
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from conductor.conversation.phrases import CUT_OFF
 from conductor.conversation.receive import (
@@ -24,6 +24,7 @@ from conductor.conversation.receive import (
     ended,
     receive,
     remembered,
+    starts_turn,
     timed_out,
     too_late,
     turn_started,
@@ -205,8 +206,6 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         [changed(STARTS, lang="de")],
     ),
     ("words that were handled", fold(r.EventHandled("e1")), {}, HI, []),
-    ("no words", fold(), {}, client.TranscriptFinal(" "), EMPTY),
-    ("a noise", fold(), {}, client.TranscriptFinal("[BLANK_AUDIO]"), NO_WORDS),
     ("words over a turn", TURN, {}, HI, [REPLACED, STARTS]),
     ("words over a turn, in the queue's mode", TURN, QUEUE, HI, [WAITS]),
     ("words behind words", QUEUED, QUEUE, HI, [WAITS]),
@@ -481,6 +480,23 @@ def test_deciding_changes_nothing() -> None:
 
 
 # -- words
+
+
+@pytest.mark.parametrize(
+    ("response", "starts"),
+    [
+        pytest.param([STARTS], True, id="a turn"),
+        pytest.param([REPLACED, STARTS], True, id="a turn in place of another one"),
+        pytest.param([REPLACED, WAITS], True, id="an input that waits"),
+        pytest.param([r.AnswerUnclear("q1", "e1", "hm", counts=True)], False, id="an answer"),
+        pytest.param(Later(NOW, "q1"), False, id="what may be an echo"),
+        pytest.param(BUSY, False, id="refused words"),
+        pytest.param([], False, id="words that were handled"),
+    ],
+)
+def test_a_turn_counts_once_it_starts_or_waits(response: Response, starts: bool) -> None:
+    assert starts_turn(response) is starts
+
 
 NOISES: list[tuple[str, Refuse | None, Refuse | None]] = [
     ("hi", None, None),

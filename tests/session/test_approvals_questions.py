@@ -21,6 +21,7 @@ from conductor.session.inbound import learn
 from conductor.session.services import Services
 from conductor.stores.base import SessionKey
 from conductor.tools.base import ToolSpec
+from conductor.tools.judge import Answer, ApprovalJudge
 from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule
 from tests.models import Script
@@ -526,6 +527,55 @@ async def test_the_time_that_a_person_takes_is_not_the_tools() -> None:
 
 
 # -- voice
+
+
+class Listening:
+    """A judge that keeps what it hears."""
+
+    def __init__(self, judge: ApprovalJudge[Any]) -> None:
+        self._judge = judge
+        self.heard: list[str] = []
+
+    def question(self, *details: Any) -> Any:
+        return self._judge.question(*details)
+
+    def prompt(self, question: Any, attempt: int) -> str:
+        return self._judge.prompt(question, attempt)
+
+    def classify(self, utterance: str, question: Any, lang: str | None = None) -> Answer:
+        self.heard.append(utterance)
+        return self._judge.classify(utterance, question, lang)
+
+
+async def test_words_are_judged_once() -> None:
+    services = make_services(MOVE)
+    judge = Listening(services.judges["en"])
+    async with scene(services=replace(services, judges={"en": judge})) as on:
+        await on.prompt()
+        on.app.say("okay")
+        await on.prompt(2)
+        on.app.say("yes")
+        await on.over()
+        assert on.ran == ["device.move"] and judge.heard == ["okay", "yes"]
+
+
+async def test_words_that_may_be_an_echo_are_acknowledged_once_they_are_recorded() -> None:
+    call_ids: list[str] = []
+    async with scene(answer=speaks_when_told(call_ids), capabilities=["resume"], heard_window=3.0) as on:
+
+        def acknowledged() -> list[str]:
+            acks = [event for event in on.app.log if event["type"] == "event.ack"]
+            return [event_id for ack in acks for event_id in ack["payload"]["eventIds"]]
+
+        await on.hears(call_ids)
+        words_id = on.app.say("yes")  # it waits for the end of the window
+        await later(1)
+        on.app.say("okay")
+        await on.hears(call_ids)  # so the end of the window has moved
+        await later(2.5)
+        assert on.ran == [] and words_id not in acknowledged()
+        await later(3)
+        assert on.ran == ["device.move"] and words_id in acknowledged()
 
 
 async def test_a_bare_okay_is_asked_again_twice_and_then_given_up() -> None:
