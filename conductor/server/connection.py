@@ -31,7 +31,6 @@ from conductor.session.services import Services
 from conductor.session.session import Session
 from conductor.session.transport import Frame
 from conductor.stores.base import SessionKey
-from conductor.tools.declarations import read_declarations
 
 log = structlog.get_logger(__name__)
 
@@ -390,7 +389,7 @@ class Connection(Writer):
 
     async def _start(self, event: client.SessionStart, session: Session, *, new: bool) -> bool:
         tools = event.tools if "tools" in event.capabilities else None
-        readings = await read_declarations(tools or (), self._admission)
+        readings = await session.gate.read(tools or [])
         try:
             answer = await learn(session, event)
             if not (new or await session.verify()):

@@ -60,7 +60,7 @@ class Clients:
     ) -> None:
         """Answer ``session.start``, then replay the events that this client has not handled.
 
-        ``readings`` are those of the event's tools by `read_declarations`. Raises `StoreError`.
+        ``readings`` are those of the event's tools by the gate's `read`. Raises `StoreError`.
         """
         session = self._session
         services = session.services

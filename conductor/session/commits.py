@@ -181,14 +181,15 @@ class SessionCore(ABC):
 
     # -- decisions
 
-    async def decide(self, decision: Callable[[], Response]) -> Response:
+    async def decide(self, decision: Callable[[], Response], *, proves: bool = False) -> Response:
         """Commit a decision about the state as of now; the state does not change in between.
 
+        ``proves``: without records an empty commit is made, which the store refuses to all but the owner.
         Raises `StoreError`. A cancelled caller does not cancel the commit.
         """
         if not self.durable:
-            return await self._decide(decision)
-        task = self.spawn(self._decide(decision))
+            return await self._decide(decision, proves)
+        task = self.spawn(self._decide(decision, proves))
         self._decisions.add(task)
         task.add_done_callback(self._decisions.discard)
         try:
@@ -201,7 +202,7 @@ class SessionCore(ABC):
         finally:
             del task  # its error has this frame, and the frame the task: a cycle
 
-    async def _decide(self, decision: Callable[[], Response]) -> Response:
+    async def _decide(self, decision: Callable[[], Response], proves: bool) -> Response:
         outbox = self.outbox
         async with self._lock:
             if self._is_lost:
@@ -211,7 +212,7 @@ class SessionCore(ABC):
                 if self.doubtful is not None:
                     await self._settle()
                 response = decision()
-                if isinstance(response, list) and (response or self.preface):
+                if isinstance(response, list) and (response or self.preface or proves):
                     await self._record([*self.preface, *response])
                     self.preface = []
             except Fenced as error:
@@ -269,12 +270,8 @@ class SessionCore(ABC):
         """Tell whether this process still owns the session, by an empty commit. Raises `StoreError`."""
         try:
             if self.durable:
-                await self.decide(list)
-                async with self._lock:
-                    if not await self._settle():
-                        await self._record([])
-        except Fenced as error:
-            self.lose(error)
+                await self.decide(list, proves=True)
+        except Fenced:
             return False
         return True
 

@@ -25,7 +25,7 @@ from conductor.tools.base import (
     ToolSpec,
     failed,
 )
-from conductor.tools.declarations import Reading, parse_declarations
+from conductor.tools.declarations import Reading, parse_declarations, read_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, code_of, language_of
 from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed
@@ -33,6 +33,7 @@ from conductor.tools.permissions import Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 
 log = structlog.get_logger(__name__)
+_encode = msgspec.json.Encoder().encode
 
 # The source of questions that running tools ask.
 FORM = "question"
@@ -89,20 +90,36 @@ class SessionGate(CallGate):
         self._now = now
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
+        self._declarations: list[Any] | None = None
+        self._rejected: Sequence[tuple[str, str]] = ()
         self._executor: ToolExecutor | None = None
         self._rules: tuple[str, str, tuple[Rule, ...]] = ("", "", ())
         self._questions: dict[str, tuple[ApprovalJudge[Any], SpokenQuestion]] = {}
 
     # -- the declaration
 
+    async def read(self, tools: list[Any]) -> Sequence[Reading] | None:
+        """Read declarations in admitted steps; None if they are the declared ones."""
+        return None if self._has(tools) else await read_declarations(tools, self._services.admission)
+
     def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
-        """Take the client's tools as the device's; returns the refused ones."""
-        reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
-        accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
-        self._declared = tuple(accepted)  # also those not offered: a reload may change the rules
-        self._executor = None
-        rejected += [(spec.name, _NOT_OFFERED) for spec in accepted if not self.executor.gate.offers(spec)]
-        return [RejectedTool(name, reason) for name, reason in rejected]
+        """Take the client's tools as the device's; returns the refused ones.
+
+        ``readings`` are from `read`. An app that comes back declares the same tools, which are kept.
+        """
+        if not self._has(tools):
+            reserved = [spec.name for toolset in self._services.toolsets for spec in toolset.specs()]
+            accepted, rejected = parse_declarations(tools, readings=readings, reserved_names=reserved)
+            self._declared = tuple(accepted)  # also those not offered: a reload may change the rules
+            self._declarations, self._rejected = tools, tuple(rejected)
+            self._executor = None
+        offers = self.executor.gate.offers
+        denied = [(spec.name, _NOT_OFFERED) for spec in self._declared or () if not offers(spec)]
+        return [RejectedTool(name, reason) for name, reason in (*self._rejected, *denied)]
+
+    def _has(self, tools: list[Any]) -> bool:
+        declared = self._declarations
+        return declared is not None and (tools is declared or _encode(tools) == _encode(declared))
 
     @property
     def declared(self) -> list[str]:
@@ -112,6 +129,7 @@ class SessionGate(CallGate):
     def reload(self, services: Services) -> None:
         """Use the prompt, the catalog and the rules of other services."""
         self._services = services
+        self._declarations = None  # read again: a server's tool may have taken a name
         self._executor = None  # made on demand: a reload reaches thousands of sessions at once
 
     @property

@@ -29,7 +29,6 @@ from conductor.session.diagnostics import of_ignored, of_tools
 from conductor.session.session import Session
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
-from conductor.tools.declarations import read_declarations
 from conductor.tools.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
@@ -351,7 +350,7 @@ def _outcome_of(question_id: str, response: Response) -> Outcome | None:
 
 
 async def _declare(session: Session, tools: list[Any], event_id: str, transport: Transport) -> None:
-    readings = await read_declarations(tools, session.services.admission)
+    readings = await session.gate.read(tools)
     if await session.clients.is_superseded(transport):
         return
     rejected = session.gate.declare(tools, readings)

@@ -118,6 +118,36 @@ async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool(
     assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]
 
 
+async def test_tools_that_are_declared_again_are_read_once() -> None:
+    stage = await make_client()
+    tools = [LAMP, {"name": "broken"}]
+    first = await start(stage, SessionStart(capabilities=["tools"], tools=tools))
+    executor = stage.session.gate.executor
+    again = await start(stage, SessionStart(capabilities=["tools"], tools=[dict(tool) for tool in tools]))
+    assert stage.session.gate.executor is executor
+    assert await stage.session.gate.read(tools) is None
+    assert (again["acceptedTools"], again["rejectedTools"]) == (["lamp.dim"], first["rejectedTools"])
+    assert [rejected["name"] for rejected in again["rejectedTools"]] == ["broken"]
+
+
+async def test_a_hint_that_is_corrected_from_a_number_is_read_again() -> None:
+    stage = await make_client()
+    wrong = {**LAMP, "annotations": {"readOnlyHint": 1}}  # which Python takes for True
+    refused = await start(stage, SessionStart(capabilities=["tools"], tools=[wrong]))
+    accepted = await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
+    assert (refused["acceptedTools"], accepted["acceptedTools"]) == ([], ["lamp.dim"])
+
+
+async def test_a_name_that_the_server_has_taken_since_is_refused_in_the_next_declaration() -> None:
+    services = make_services()
+    stage = await make_client(services)
+    tools = [{**DOOR, "name": "local.sum"}]
+    before = await start(stage, SessionStart(capabilities=["tools"], tools=tools))
+    stage.session.reload(replace(services, toolsets=[LocalTools()]))
+    after = await start(stage, SessionStart(capabilities=["tools"], tools=tools))
+    assert (before["acceptedTools"], after["acceptedTools"]) == (["local.sum"], [])
+
+
 async def test_a_tool_cannot_be_called_more_often_after_a_new_declaration() -> None:
     stage = await make_client(make_services(calls_per_minute=2.0))
     await start(stage, SessionStart(capabilities=["tools"], tools=[LAMP]))
