@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -58,11 +59,31 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\sA-Z]+")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkingFile:
-    """The ``name`` of the file in the working folder that counts while its setting is empty."""
-
-    name: str
+# The files of CONFIG_DIR.
+CONFIG_FILES = ("models.toml", "tools.toml", "mcp.json", "webhooks.toml", "policies.json")
+_IN_CONFIG_DIR = "is the file {} in CONFIG_DIR"
+_IN_MODELS = "is the field {} of a profile in models.toml (docs/models.md)"
+GONE: Mapping[str, str] = MappingProxyType(
+    {
+        "models_file": _IN_CONFIG_DIR.format("models.toml"),
+        "http_tools_file": _IN_CONFIG_DIR.format("tools.toml"),
+        "mcp_config_file": _IN_CONFIG_DIR.format("mcp.json"),
+        "webhooks_file": _IN_CONFIG_DIR.format("webhooks.toml"),
+        "openai_api": _IN_MODELS.format("endpoint"),
+        "openai_context_window": _IN_MODELS.format("context_window"),
+        "openai_max_tokens": _IN_MODELS.format("max_tokens"),
+        "llama_cpp_context_window": _IN_MODELS.format("context_window"),
+        "llama_cpp_max_tokens": _IN_MODELS.format("max_tokens"),
+        "llama_cpp_slots": _IN_MODELS.format("slots"),
+        "llama_cpp_threads": _IN_MODELS.format("threads"),
+        "bedrock_api_key": "is AWS_BEARER_TOKEN_BEDROCK, or api_key_env of a profile in models.toml",
+        "bedrock_base_url": _IN_MODELS.format("base_url"),
+        "bedrock_max_tokens": _IN_MODELS.format("max_tokens"),
+        "bedrock_region": "is AWS_REGION, or the field region of a profile in models.toml",
+        "text_tools_style": _IN_MODELS.format("style"),
+    }
+)
+"""Names that people may still have in an environment or a file -> where the value belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +159,6 @@ class Settings(BaseSettings):
     web: Annotated[Literal["on", "off"], _LOWER] = "on"
     inspect: Annotated[Literal["local", "on", "off"], _LOWER] = "local"
     model_provider: Annotated[str | None, _LOWER] = None
-    models_file: Annotated[Path | None, WorkingFile("models.toml")] = None
     anthropic_api_key: SecretStr | None = None
     anthropic_base_url: str | None = None
     anthropic_model: Annotated[str, Field(min_length=1)] = "claude-haiku-5-5"
@@ -146,21 +166,9 @@ class Settings(BaseSettings):
     openai_api_key: SecretStr | None = None
     openai_base_url: str | None = None
     openai_model: Annotated[str | None, Field(min_length=1)] = None
-    openai_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
-    openai_context_window: Annotated[int | None, Field(gt=0)] = None
-    openai_api: Annotated[Literal["chat", "completions", "responses", "auto"], _LOWER] = "auto"
     llama_cpp_model: Annotated[str | None, Field(min_length=1)] = None
-    llama_cpp_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
-    llama_cpp_context_window: Annotated[int, Field(ge=512)] = 8192
-    llama_cpp_slots: Annotated[int, Field(ge=1, le=64)] = 1
-    llama_cpp_threads: Annotated[int | None, Field(ge=1, le=256)] = None
-    bedrock_api_key: SecretStr | None = None
-    bedrock_region: str | None = None
     bedrock_model: Annotated[str | None, Field(min_length=1)] = None
-    bedrock_max_tokens: Annotated[int, Field(gt=0, le=64_000)] = 512
-    bedrock_base_url: str | None = None
     text_tools: Annotated[Literal["off", "on", "auto"], _LOWER] = "off"
-    text_tools_style: Annotated[Literal["jsonl", "xml", "markdown-json"], _LOWER] = "jsonl"
     max_event_bytes: Annotated[int, Field(ge=128, le=1_048_576)] = 65_536
     max_turns: Annotated[int, Field(ge=1, le=1_000)] = 20
     partial_interval_ms: Annotated[int, Field(ge=0, le=10_000)] = 50
@@ -193,9 +201,6 @@ class Settings(BaseSettings):
     device_tools_file: Path = Path("ios")
     web_fetch: bool = False
     web_search: str | None = None
-    http_tools_file: Annotated[Path | None, WorkingFile("tools.toml")] = None
-    mcp_config_file: Annotated[Path | None, WorkingFile("mcp.json")] = None
-    webhooks_file: Annotated[Path | None, WorkingFile("webhooks.toml")] = None
     mcp_server: bool = False
     session_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 120
     auth_tokens: Annotated[_List, Field(repr=False)] = ()
@@ -208,7 +213,8 @@ class Settings(BaseSettings):
     data_dir: Path | None = None
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     allowed_tools: _List = ()
-    policies_file: Annotated[Path | None, WorkingFile("policies.json")] = None
+    config_dir: Path = Path()
+    policies_file: Path | None = None
     deny_irreversible: bool = False
     dry_run: bool = False
     local_only: bool = False
@@ -234,6 +240,13 @@ class Settings(BaseSettings):
         if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
             raise ValueError("it contains control characters or bytes that are not UTF-8")
         return value or cls.model_fields[info.field_name].get_default()
+
+    @field_validator("config_dir")
+    @classmethod
+    def _folder(cls, value: Path) -> Path:
+        if not value.is_dir():
+            raise ValueError("it must be an existing folder")
+        return value
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -295,22 +308,22 @@ class Settings(BaseSettings):
     def store_path(self) -> Path:
         return Path(os.path.expanduser(self.store_url.removeprefix("sqlite:///")))
 
-    def working_file(self, name: str) -> Path:
-        """Return the path of a setting with a `WorkingFile`."""
-        marks = type(self).model_fields[name].metadata
-        default = next(mark.name for mark in marks if isinstance(mark, WorkingFile))
-        return getattr(self, name) or Path(default)
+    def config_file(self, name: str) -> Path:
+        """Return the path of one of `CONFIG_FILES`."""
+        own = self.policies_file if name == "policies.json" else None
+        return own or self.config_dir / name
 
     @property
     def paths(self) -> Iterator[tuple[str, Path]]:
         """The paths that settings name, and the texts that name a file, each with its setting."""
-        for name, field in type(self).model_fields.items():
-            if any(isinstance(mark, WorkingFile) for mark in field.metadata):
-                yield name, self.working_file(name)
-                continue
+        for name in CONFIG_FILES:
+            yield name, self.config_file(name)
+        for name in type(self).model_fields:
             value = getattr(self, name)
             for part in value if isinstance(value, tuple) else (value,):
-                if isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part)):
+                if name != "config_dir" and (
+                    isinstance(part, Path) or (isinstance(part, str) and os.path.isfile(part))
+                ):
                     yield name, Path(part)
 
     @property
@@ -364,7 +377,7 @@ class Settings(BaseSettings):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The settings, with defaults for the ``invalid`` ones (name -> problem)."""
+    """The settings, with defaults for the ``invalid`` ones (name -> problem), and names that are gone."""
 
     settings: Settings
     invalid: Mapping[str, str]
@@ -385,15 +398,21 @@ def read_settings(env_file: Path | None, overrides: Mapping[str, Any]) -> Readin
     inputs = {**values, **overrides}
     if env_file is not None and "data_dir" not in outside:
         inputs["data_dir"] = inputs.get("data_dir") or DATA_FOLDER
+    others = {**(file.others if file else {}), **os.environ}
+    gone = {
+        name: f"is gone: the value {place}."
+        for name, place in GONE.items()
+        if others.get(name.upper(), "").strip()
+    }
     try:
-        return Reading(Settings(**inputs), {}, file)
+        return Reading(Settings(**inputs), gone, file)
     except ValidationError as error:
         # `conductor check` reports all mistakes at once.
         invalid = {
             str(detail["loc"][0]): _reason(detail["msg"]) for detail in error.errors(include_url=False)
         }
     defaults = {name: Settings.model_fields[name].get_default() for name in invalid}
-    return Reading(Settings(**{**inputs, **defaults}), invalid, file)
+    return Reading(Settings(**{**inputs, **defaults}), {**gone, **invalid}, file)
 
 
 def environment_value(name: str, env_file: Path = ENV_FILE) -> str | None:

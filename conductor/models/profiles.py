@@ -1,6 +1,6 @@
 """Model profiles: the models, their addresses, prices and fallbacks.
 
-They are read from ``models.toml`` (or MODELS_FILE). Without the file the settings make one profile.
+They are read from ``models.toml`` in CONFIG_DIR. Without the file the settings make one profile.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ModelProfile(BaseModel):
     model: Annotated[str | None, Field(min_length=1)] = None
     kind: Literal["native", "text", "auto"] = "native"
     style: Literal["jsonl", "xml", "markdown-json"] = "jsonl"
-    endpoint: Literal["chat", "completions", "responses", "auto"] = "chat"
+    endpoint: Literal["chat", "completions", "responses", "auto"] = "auto"
     api_key_env: Annotated[str | None, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] = None
     api_key: SecretStr | None = None
     headers: Mapping[str, SecretStr] = {}
@@ -96,8 +96,11 @@ class ModelProfile(BaseModel):
 
     def label(self, field: str) -> str:
         """Name a field for an error: its setting, or the field in the file."""
+        setting = _setting(self.provider, field)
+        if self.file is None and setting in Settings.model_fields:
+            return setting.upper()
         if self.file is None:
-            return _setting(self.provider, field).upper()
+            return f"{field} of a profile in models.toml"
         return f'{"api_key_env" if field == "api_key" else field} of "{self.name}" in {self.file}'
 
     def required_model(self) -> str:
@@ -174,8 +177,8 @@ class _File(BaseModel):
 
 
 def models_path(settings: Settings) -> Path:
-    """Return the path of the profiles: MODELS_FILE, or ``models.toml`` in the working directory."""
-    return settings.working_file("models_file")
+    """Return the path of the profiles: ``models.toml`` in CONFIG_DIR."""
+    return settings.config_file("models.toml")
 
 
 def load_profiles(settings: Settings) -> Profiles:
@@ -184,7 +187,7 @@ def load_profiles(settings: Settings) -> Profiles:
     MODEL_PROVIDER wins over the file. Raises `SettingsError` with the file, the profile and the mistake.
     """
     path = models_path(settings)
-    if settings.model_provider is None and (settings.models_file is not None or path.exists()):
+    if settings.model_provider is None and path.exists():
         return _read(path, settings)
     profile = ModelProfile(
         name="default", provider=settings.provider, **_inherited(settings, settings.provider)
@@ -196,7 +199,7 @@ def load_profiles(settings: Settings) -> Profiles:
 def _inherited(settings: Settings, provider: str) -> dict[str, Any]:
     names = {field: _setting(provider, field) for field in ModelProfile.model_fields}
     values = {field: getattr(settings, name, None) for field, name in names.items()}
-    values |= {"kind": _KINDS[settings.text_tools], "style": settings.text_tools_style}
+    values |= {"kind": _KINDS[settings.text_tools]}
     return {field: value for field, value in values.items() if value is not None}
 
 
@@ -210,10 +213,8 @@ _REASONING = {"thinking": _CLAUDE, "effort": (*_CLAUDE, "openai")}
 
 
 def _setting(provider: str, field: str) -> str:
-    # ANTHROPIC_MODEL is the model of anthropic's profiles, OPENAI_API the endpoint of openai's.
-    if field in ("thinking", "effort"):
-        return f"model_{field}"
-    return f"{provider}_{'api' if field == 'endpoint' else field}"
+    # ANTHROPIC_MODEL is the model of anthropic's profiles.
+    return f"{'model' if field in ('thinking', 'effort') else provider}_{field}"
 
 
 def _read(path: Path, settings: Settings) -> Profiles:

@@ -31,8 +31,8 @@ _Signature: TypeAlias = tuple[int, int, int] | None
 
 
 def policies_path(settings: Settings) -> Path:
-    """Return the path of the rules: POLICIES_FILE, or ``policies.json`` in the working directory."""
-    return settings.working_file("policies_file")
+    """Return the path of the rules: POLICIES_FILE, or ``policies.json`` in CONFIG_DIR."""
+    return settings.config_file("policies.json")
 
 
 @dataclass(frozen=True, slots=True)

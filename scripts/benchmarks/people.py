@@ -68,7 +68,7 @@ async def _turns(kind: str, folder: Path, *, pinned: bool, seconds: float) -> To
 def _options(kind: str, receiver: Receiver, folder: Path) -> dict[str, str]:
     if kind == "plain":
         return {}
-    files = {"WEBHOOKS_FILE": str(receiver.file(folder)), "JWT_KEYS": str(folder / "keys.json")}
+    files = {"CONFIG_DIR": str(receiver.file(folder).parent), "JWT_KEYS": str(folder / "keys.json")}
     return PEOPLE | files
 
 
@@ -80,7 +80,7 @@ async def _wanted(folder: Path, *, pinned: bool) -> ToolMetrics:
     times: list[float] = []
     async with AnthropicService(api_keys=None, keep_requests=0) as service, receiving() as receiver:
         file = receiver.file(folder, events=["device.wanted"])
-        async with conductor(service.base_url, pinned=pinned, WEBHOOKS_FILE=str(file)) as server:
+        async with conductor(service.base_url, pinned=pinned, CONFIG_DIR=str(file.parent)) as server:
             for number in range(WANTED):
                 request_seen, disconnected = asyncio.Event(), asyncio.Event()
 

@@ -81,14 +81,13 @@ def test_the_services_follow_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("window", "tokens"), [(None, 60_000), (8_192, 4_096), (200_000, 60_000)])
-def test_the_history_takes_at_most_half_of_the_models_context(window: int | None, tokens: int) -> None:
-    settings = Settings(
-        model_provider="openai",
-        openai_base_url="http://127.0.0.1:1/v1",
-        openai_model="m",
-        openai_context_window=window,
-    )
-    assert make_services(settings).history_tokens == tokens
+def test_the_history_takes_at_most_half_of_the_models_context(
+    tmp_path: Path, window: int | None, tokens: int
+) -> None:
+    own = f"context_window = {window}\n" if window else ""
+    profile = 'name = "home"\nprovider = "openai"\nbase_url = "http://127.0.0.1:1/v1"\nmodel = "m"\n'
+    (tmp_path / "models.toml").write_text(f'default = "home"\n[[profile]]\n{profile}{own}')
+    assert make_services(Settings(config_dir=tmp_path)).history_tokens == tokens
 
 
 @pytest.fixture
@@ -320,7 +319,7 @@ def test_a_budget_of_money_needs_prices(tmp_path: Path) -> None:
     models = tmp_path / "models.toml"
     for prices, has_prices in (("", False), ("prices = {}", True), ("prices = { input = 1 }", True)):
         models.write_text(f'default = "home"\n[[profile]]\nname = "home"\nprovider = "demo"\n{prices}\n')
-        values = load_settings(None, models_file=models, **limit)
+        values = load_settings(None, config_dir=models.parent, **limit)
         if has_prices:
             make_services(values)
         else:

@@ -188,7 +188,17 @@ def is_one_sentence(code: int, out: str, err: str) -> str:
         ([], {"POLICIES_FILE": "x" * 5000}, "file name too long"),
         ([], {"ANTHROPIC_API_KEY": f"'{SECRET}'"}, "ANTHROPIC_API_KEY holds spaces, quotes"),
         ([], {"ANTHROPIC_API_KEY": SECRET, "ANTHROPIC_BASE_URL": "h"}, "ANTHROPIC_BASE_URL must begin with"),
-        ([], {"MODELS_FILE": "none.toml"}, "none.toml cannot be read: no such file"),
+        (
+            [],
+            {"MODELS_FILE": "models.toml"},
+            "MODELS_FILE is gone: the value is the file models.toml in CONF",
+        ),
+        (
+            [],
+            {"OPENAI_API": "chat"},
+            "OPENAI_API is gone: the value is the field endpoint of a profile",
+        ),
+        ([], {"CONFIG_DIR": "none"}, "CONFIG_DIR is not valid: it must be an existing folder."),
     ],
 )
 def test_a_mistake_is_one_sentence(

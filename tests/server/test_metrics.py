@@ -189,7 +189,7 @@ async def test_no_token_is_logged() -> None:
 async def test_mcp_servers_are_up_or_not(tmp_path: Path) -> None:
     config = tmp_path / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"gone": {"command": str(tmp_path / "nothing")}}}))
-    async with served(mcp_config_file=config) as server:
+    async with served(config_dir=config.parent) as server:
         await until(lambda: mcp_state(server) == "down")
         find = await server.metrics()
         assert (find("conductor_mcp_server_up", server="gone"), find("conductor_mcp_connections")) == (0, 0)

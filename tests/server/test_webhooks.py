@@ -57,7 +57,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 def values(receiver: Receiver, folder: Path, **file: Any) -> dict[str, Any]:
     return {
         "session_store_url": f"sqlite:///{folder}/s.db",
-        "webhooks_file": receiver.file(folder, **file),
+        "config_dir": receiver.file(folder, **file).parent,
         "session_grace_s": 0,
     }
 
@@ -582,14 +582,14 @@ def test_a_mistake_in_the_file_is_a_sentence(tmp_path: Path, text: str, mistake:
     path = tmp_path / "webhooks.toml"
     path.write_text(text)
     with pytest.raises(SettingsError) as raised:
-        load_webhooks(load_settings(None, webhooks_file=path))
+        load_webhooks(load_settings(None, config_dir=path.parent))
     assert mistake in str(raised.value) and SECRET not in str(raised.value)
 
 
 def test_a_file_without_events_has_all_of_them_and_hides_its_key(tmp_path: Path) -> None:
     path = tmp_path / "webhooks.toml"
     path.write_text(f"url = 'https://a.example'\nsecret = '{SECRET}'")
-    file = load_webhooks(load_settings(None, webhooks_file=path))
+    file = load_webhooks(load_settings(None, config_dir=path.parent))
     assert file is not None and file.events == WEBHOOK_EVENTS
     assert "the-secret" not in repr(file)
 

@@ -75,7 +75,7 @@ async def phone_of(
                 base_url=server.base_url, model=server.model, kind=way.kind, endpoint=way.endpoint
             )
         )
-        settings = load_settings(None, models_file=str(models), port=0, allowed_tools="lamp.switch")
+        settings = load_settings(None, config_dir=models.parent, port=0, allowed_tools="lamp.switch")
         async with running(settings) as listener:
             async with App(f"ws://127.0.0.1:{listener.port}/ws", "s-1", tools=tools) as phone:
                 await begin(phone, "approval", tools=[LAMP])

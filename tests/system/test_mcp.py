@@ -37,7 +37,7 @@ def write(path: Path, **servers: Any) -> Settings:
         None,
         port=0,
         model_provider="demo",
-        mcp_config_file=path,
+        config_dir=path.parent,
         session_rate_limit_per_min=1_000_000,
         admin_token="operator",
     )
@@ -130,7 +130,7 @@ class Importers:
             threads.append(thread)
 
 async def main():
-    values = {"port": 0, "model_provider": "demo", "mcp_server": True, "mcp_config_file": Path("mcp.json")}
+    values = {"port": 0, "model_provider": "demo", "mcp_server": True, "config_dir": Path()}
     settings = load_settings(None, **values)
     async with running(settings) as listener:
         toolset = next(one for one in listener.services.toolsets if isinstance(one, McpToolset))

@@ -46,7 +46,7 @@ async def test_a_session_calls_an_operation_of_the_document(monkeypatch: pytest.
             None,
             port=0,
             model_provider="demo",
-            mcp_config_file=ROOT / "examples" / "openapi" / "mcp.json",
+            config_dir=ROOT / "examples" / "openapi",
             session_rate_limit_per_min=1_000_000,
         )
         async with running(settings, make_services(settings, provider)) as listener:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.settings import Limits, Settings, load_settings
+from conductor.settings import GONE, Limits, Settings, load_settings
 
-EXAMPLE = Path(__file__).resolve().parents[2] / ".env.example"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / ".env.example"
 SECRET = "hunter2-hunter2"
 
 
@@ -45,8 +46,23 @@ def example() -> dict[str, tuple[str, list[str]]]:
 # -- .env.example
 
 
+OF_PLUGINS = {
+    "JWT_ISSUER": "",
+    "JWT_AUDIENCE": "",
+    "JWT_KEYS": "",
+    "AUTH_HEADER": "X-User",
+    "AUTH_ROLE_HEADER": "",
+    "AWS_REGION": "",
+    "AWS_BEARER_TOKEN_BEDROCK": "",
+}
+"""Variables that our own plugins read -> the default."""
+
+
 def test_the_example_names_every_setting_and_nothing_else() -> None:
-    assert set(example()) == {name.upper() for name in Settings.model_fields}
+    assert set(example()) == {name.upper() for name in Settings.model_fields} | OF_PLUGINS.keys()
+    assert not {name.lower() for name in example()} & GONE.keys()
+    code = "".join(path.read_text() for path in (ROOT / "conductor" / "plugins").rglob("*.py"))
+    assert [name for name in OF_PLUGINS if name not in code and not name.startswith("JWT_")] == []
 
 
 def test_every_setting_of_the_example_has_a_comment_of_its_own() -> None:
@@ -55,6 +71,9 @@ def test_every_setting_of_the_example_has_a_comment_of_its_own() -> None:
 
 def test_each_value_of_the_example_is_the_default() -> None:
     for name, (value, _) in example().items():
+        if name in OF_PLUGINS:
+            assert value == OF_PLUGINS[name]
+            continue
         default = Settings.model_fields[name.lower()].get_default()
         text = ",".join(default) if isinstance(default, tuple) else "" if default is None else str(default)
         assert value == (text.lower() if isinstance(default, bool) else text), name

@@ -54,8 +54,8 @@ class McpServerConfig(BaseModel):
 
 
 def mcp_config_path(settings: Settings) -> Path:
-    """Return the path of the file: MCP_CONFIG_FILE, or ``mcp.json`` in the working directory."""
-    return settings.working_file("mcp_config_file")
+    """Return the path of the file: ``mcp.json`` in CONFIG_DIR."""
+    return settings.config_file("mcp.json")
 
 
 def mcp_folder(settings: Settings) -> Path | None:
@@ -69,7 +69,7 @@ def load_mcp_servers(settings: Settings) -> tuple[McpServerConfig, ...]:
     Raises `SettingsError`: one sentence with the file, the server and the mistake.
     """
     path = mcp_config_path(settings)
-    document = read_json(path, default='{"mcpServers": {}}' if settings.mcp_config_file is None else None)
+    document = read_json(path, default='{"mcpServers": {}}')
     if not isinstance(document, dict) or not isinstance(document.get("mcpServers"), dict):
         raise SettingsError(f'{path} must be a JSON object with an object under "mcpServers".')
     check_fields(document, ["mcpServers"], str(path))

@@ -126,7 +126,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
     model = profile.required_model()
     region = profile.region or environment_value("AWS_REGION") or environment_value("AWS_DEFAULT_REGION")
     if region is None:
-        raise SettingsError(f"{profile.label('region')} and AWS_REGION are not set.")
+        raise SettingsError(f"AWS_REGION is not set, nor the {profile.label('region')}.")
     if find_spec("botocore") is None:
         raise SettingsError(
             "The provider bedrock needs the extra bedrock: pip install 'conductor-voice[bedrock]'."

@@ -63,7 +63,9 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path]]:
     # A file tool could write code that runs at the next start.
     yield "the server's code", PACKAGE
     yield "installed packages", Path(sysconfig.get_path("purelib"))
-    yield from ((name.upper(), path) for name, path in settings.paths if name not in _FOR_TOOLS)
+    for name, path in settings.paths:
+        if name not in _FOR_TOOLS:
+            yield (name if "." in name else name.upper()), path
     # A plugin has variables of its own, such as JWT_KEYS.
     for name, value in environment_values().items():
         if name.lower() not in _FOR_TOOLS and os.path.isfile(os.path.expanduser(value)):

@@ -101,8 +101,8 @@ class HttpToolConfig(BaseModel):
 
 
 def http_tools_path(settings: Settings) -> Path:
-    """Return the path of the tools: HTTP_TOOLS_FILE, or ``tools.toml`` in the working directory."""
-    return settings.working_file("http_tools_file")
+    """Return the path of the tools: ``tools.toml`` in CONFIG_DIR."""
+    return settings.config_file("tools.toml")
 
 
 def from_settings(settings: Settings) -> HttpToolset:
@@ -111,7 +111,7 @@ def from_settings(settings: Settings) -> HttpToolset:
     Raises `SettingsError`: one sentence that names the file, the tool and the mistake.
     """
     path = http_tools_path(settings)
-    document = read_toml(path, "" if settings.http_tools_file is None else None)
+    document = read_toml(path, "")
     check_fields(document, ["tool"], str(path))
     secrets: list[str] = []
     tools: dict[str, HttpToolConfig] = {}

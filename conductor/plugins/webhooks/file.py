@@ -55,9 +55,9 @@ class WebhookFile(BaseModel):
 
 
 def load_webhooks(settings: Settings) -> WebhookFile | None:
-    """Read WEBHOOKS_FILE; None without a file. Raises `SettingsError`: one sentence with the mistake."""
-    path = settings.working_file("webhooks_file")
-    if settings.webhooks_file is None and not path.exists():
+    """Read ``webhooks.toml`` in CONFIG_DIR; None without the file. Raises `SettingsError`, one sentence."""
+    path = settings.config_file("webhooks.toml")
+    if not path.exists():
         return None
     document = read_toml(path)
     for name in ("url", "secret"):

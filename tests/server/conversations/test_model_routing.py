@@ -69,7 +69,7 @@ async def phone_of(
     write(models, home, cloud)
     settings = load_settings(
         None,
-        models_file=str(models),
+        config_dir=models.parent,
         port=0,
         turn_timeout_ms=NEVER_MS,
         model_timeout_ms=silence_ms,

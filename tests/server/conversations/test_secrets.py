@@ -103,17 +103,14 @@ async def test_secrets_that_the_server_does_not_use_are_redacted_too_also_after_
     )
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=only-for-traces")
     secrets = {
-        *("unused-of-openai-1", "unused-of-bedrock-2", signing, "literal-0815", "other-literal-4711"),
+        *("unused-of-openai-1", signing, "literal-0815", "other-literal-4711"),
         *("in-the-query", "literal-of-mail", "trace-0451", "team-of-traces", "only-for-traces"),
     }
     async with configured(
         claude,
         tmp_path,
         openai_api_key="unused-of-openai-1",
-        bedrock_api_key="unused-of-bedrock-2",
-        webhooks_file=tmp_path / "webhooks.toml",
-        http_tools_file=tmp_path / "tools.toml",
-        mcp_config_file=tmp_path / "mcp.json",
+        config_dir=tmp_path,
     ) as server:
         async with server.phone(tools={"look": lambda a: f"We know {' and '.join(secrets)}."}) as phone:
             await begin(phone)

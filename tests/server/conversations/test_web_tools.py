@@ -45,9 +45,7 @@ async def test_a_search_and_then_a_change_at_home(tmp_path: Path, monkeypatch: p
     provider = ScriptedProvider(reply)
     async with site(searxng()) as engine, site(lambda r: {"seen": r.headers["X-Key"]}) as light:
         (tmp_path / "tools.toml").write_text(TOOLS.format(url=light.url("/light")))
-        settings = load_settings(
-            None, port=0, http_tools_file=tmp_path / "tools.toml", web_search=engine.url("")
-        )
+        settings = load_settings(None, port=0, config_dir=tmp_path, web_search=engine.url(""))
         services = make_services(settings, provider)
         async with running(settings, services) as listener, asyncio.timeout(WAIT):
             async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
@@ -128,8 +126,7 @@ async def test_a_strangers_text_makes_a_write_and_a_read_of_the_web_ask(
         settings = load_settings(
             None,
             port=0,
-            http_tools_file=tmp_path / "tools.toml",
-            policies_file=tmp_path / "policies.json",
+            config_dir=tmp_path,
             data_dir=tmp_path / "data",
             notes_dir=folder,
             knowledge_dir=folder,

@@ -329,7 +329,7 @@ def test_a_missing_setting_or_extra_is_one_sentence(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(SettingsError, match="BEDROCK_MODEL is not set"):
         from_profile(ModelProfile(name="default", provider="bedrock"), Settings())
-    with pytest.raises(SettingsError, match="BEDROCK_REGION and AWS_REGION are not set"):
+    with pytest.raises(SettingsError, match="AWS_REGION is not set, nor the region of a profile in"):
         from_profile(ModelProfile(name="default", provider="bedrock", model=CLAUDE), Settings())
     monkeypatch.setitem(sys.modules, "botocore", None)
     fields: Any = {"name": "default", "provider": "bedrock", "model": CLAUDE, "region": "eu-west-1"}

@@ -196,8 +196,10 @@ async def test_a_service_that_closes_each_connection_is_asked_on_a_new_one_at_on
 # Settings
 
 
-def profile(**fields: Any) -> ModelProfile:
-    return load_profiles(load_settings(None, model_provider="openai", **fields)).main
+def profile(file: dict[str, Any] | None = None, /, **fields: Any) -> ModelProfile:
+    """Make the profile of the settings ``fields``; ``file`` are fields that models.toml alone has."""
+    main = load_profiles(load_settings(None, model_provider="openai", **fields)).main
+    return main.model_copy(update=file)
 
 
 LOCAL = {"openai_base_url": "http://127.0.0.1:11434/v1", "openai_model": "qwen3:4b"}
@@ -205,30 +207,33 @@ CLOUD = {"openai_api_key": "k", "openai_model": "gpt-6-luna"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "endpoint"),
+    ("fields", "file", "endpoint"),
     [
-        (LOCAL, "chat"),
-        (CLOUD, "responses"),
-        ({**CLOUD, "openai_base_url": "https://eu.api.openai.com/v1"}, "responses"),
-        ({**CLOUD, "openai_api": "chat"}, "chat"),
-        ({**LOCAL, "openai_api": "Responses"}, "responses"),
-        ({**LOCAL, "openai_api": "completions"}, "completions"),
+        (LOCAL, {}, "chat"),
+        (CLOUD, {}, "responses"),
+        ({**CLOUD, "openai_base_url": "https://eu.api.openai.com/v1"}, {}, "responses"),
+        (CLOUD, {"endpoint": "chat"}, "chat"),
+        (LOCAL, {"endpoint": "responses"}, "responses"),
+        (LOCAL, {"endpoint": "completions"}, "completions"),
     ],
 )
-async def test_the_endpoint_follows_the_service(fields: dict[str, str], endpoint: str) -> None:
-    provider = from_profile(profile(**fields), load_settings(None))
+async def test_the_endpoint_follows_the_service(
+    fields: dict[str, str], file: dict[str, str], endpoint: str
+) -> None:
+    provider = from_profile(profile(file, **fields), load_settings(None))
     assert provider.endpoint == endpoint
     await provider.aclose()
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"text_tools": "on"}, {"text_tools": "on", "openai_api": "completions"}]
+    ("fields", "file"),
+    [({}, {}), ({"text_tools": "on"}, {}), ({"text_tools": "on"}, {"endpoint": "completions"})],
 )
 async def test_a_model_that_writes_its_calls_may_write_as_much_as_another(
-    service: OpenAIService, fields: dict[str, str]
+    service: OpenAIService, fields: dict[str, str], file: dict[str, str]
 ) -> None:
     local = {**LOCAL, "openai_base_url": service.base_url, "openai_api_key": "test-key"}
-    model = profile(**local, **fields, openai_max_tokens=600)
+    model = profile({"max_tokens": 600, **file}, **local, **fields)
     native = from_profile(model, load_settings(None))
     provider = as_text(native, model) if model.kind == "text" else native
     await collect(provider)
@@ -372,9 +377,9 @@ async def test_a_service_that_does_not_list_its_models_delays_no_start(
         await provider.aclose()
 
 
-async def test_a_context_window_of_the_settings_is_not_asked_for() -> None:
+async def test_a_context_window_of_the_file_is_not_asked_for() -> None:
     async with by_hand(listed=b'{"data":[{"id":"m","max_model_len":4096}]}') as base_url:
-        own = profile(openai_base_url=base_url, openai_model="m", openai_context_window=8192)
+        own = profile({"context_window": 8192}, openai_base_url=base_url, openai_model="m")
         provider = from_profile(own, load_settings(None))
         await provider.start()
         assert provider.context_window == 8192

@@ -101,7 +101,7 @@ def test_settings_of_the_file_are_relative_to_it(conductor: Main, tmp_path: Path
 
 def test_an_unreachable_mcp_server_is_an_error(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "mcp.json").write_text('{"mcpServers": {"notes": {"command": "no-such-program"}}}')
-    code, out, err = rehearse("settings: {MCP_CONFIG_FILE: mcp.json}" + HELLO, "--model", "demo")
+    code, out, err = rehearse("settings: {CONFIG_DIR: .}" + HELLO, "--model", "demo")
     assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("conductor: one.yaml: the MCP server notes is down: ")
 

@@ -41,7 +41,7 @@ properties.tags.items.type = "string"
 def write(folder: Path, text: str) -> Any:
     path = folder / "tools.toml"
     path.write_text(text)
-    return load_settings(None, http_tools_file=path)
+    return load_settings(None, config_dir=path.parent)
 
 
 def tool(
@@ -337,9 +337,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, text: str, says: str) -> None
         make_services(write(tmp_path, text), ScriptedProvider([]))
     assert says in str(caught.value) and "\n" not in str(caught.value)
     assert "tools.toml" in str(caught.value)
-    assert from_settings(load_settings(None)).specs() == (), "only a configured file must exist"
-    with pytest.raises(SettingsError, match="no such file"):
-        from_settings(load_settings(None, http_tools_file=tmp_path / "none.toml"))
+    assert from_settings(load_settings(None)).specs() == (), "the file is optional"
 
 
 def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +345,6 @@ def test_the_http_tools_of_the_documents_are_read(tmp_path: Path, monkeypatch: p
     (block,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.S)
     path = tmp_path / "tools.toml"
     path.write_text(block)
-    specs = {spec.name: spec for spec in from_settings(load_settings(None, http_tools_file=path)).specs()}
+    specs = {spec.name: spec for spec in from_settings(load_settings(None, config_dir=path.parent)).specs()}
     assert list(specs) == ["weather.today", "lights.set"]
     assert specs["lights.set"].spoken == "set the lights in the {room} to {level} percent"

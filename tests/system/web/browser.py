@@ -94,8 +94,9 @@ async def serving(
     Pages of ``origins`` may connect, too.
     """
     tokens = (token,) if token else ()
-    values = {"auth_tokens": tokens} if tokens else {}
-    settings = load_settings(None, session_rate_limit_per_min=1_000, models_file=models, **values)
+    values: dict[str, Any] = {"auth_tokens": tokens} if tokens else {}
+    values |= {"config_dir": models.parent} if models else {}
+    settings = load_settings(None, session_rate_limit_per_min=1_000, **values)
     services = make_services(settings, None if models else DemoProvider(pace_s=0.005))
     listener = Listener(services, TokenAuthenticator(tokens), origins)
     serve(listener, settings)

@@ -120,7 +120,6 @@ def test_another_service_is_sent_no_effort_but_the_one_that_is_set() -> None:
 
 
 CLAUDE = {"anthropic_api_key": "k"}
-OPENAI = {"model_provider": "openai", "openai_api_key": "k", "openai_api": "chat"}
 
 
 @pytest.mark.parametrize(
@@ -141,14 +140,6 @@ OPENAI = {"model_provider": "openai", "openai_api_key": "k", "openai_api": "chat
             {**CLAUDE, "model_thinking": "disabled", "model_effort": "max"},
             "MODEL_EFFORT cannot be max where thinking is disabled.",
         ),
-        (
-            {**OPENAI, "openai_model": "gpt-6.2-sol"},
-            "OPENAI_API cannot be chat with gpt-6.2-sol at effort low: ",
-        ),
-        (
-            {**OPENAI, "openai_model": "gpt-6-luna", "model_effort": "high"},
-            "OPENAI_API cannot be chat with gpt-6-luna at effort high: ",
-        ),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(values: dict[str, str], says: str) -> None:
@@ -158,11 +149,31 @@ def test_a_wrong_setting_is_one_sentence(values: dict[str, str], says: str) -> N
     assert str(refused.value).startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("model", "effort", "says"),
+    [
+        ("gpt-6.2-sol", None, "gpt-6.2-sol at effort low: "),
+        ("gpt-6-luna", "high", "gpt-6-luna at effort high: "),
+    ],
+)
+def test_a_wrong_endpoint_in_the_file_is_one_sentence(
+    tmp_path: Path, model: str, effort: str | None, says: str
+) -> None:
+    text = (
+        f'default = "a"\n[[profile]]\nname = "a"\nprovider = "openai"\nmodel = "{model}"\nendpoint = "chat"\n'
+    )
+    (tmp_path / "models.toml").write_text(text)
+    settings = load_settings(None, config_dir=tmp_path, openai_api_key="k", model_effort=effort)
+    with pytest.raises(SettingsError) as refused:
+        make_provider(load_profiles(settings).main, settings)
+    assert f"models.toml cannot be chat with {says}" in str(refused.value)
+
+
 def test_in_a_file_a_setting_is_for_the_profiles_that_know_it(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     claude = '[[profile]]\nname = "claude"\nprovider = "anthropic"\n'
     path.write_text(f'default = "home"\n[[profile]]\nname = "home"\nprovider = "demo"\n{claude}')
-    values = {"models_file": str(path), "model_thinking": "adaptive", "anthropic_api_key": "k"}
+    values = {"config_dir": path.parent, "model_thinking": "adaptive", "anthropic_api_key": "k"}
     profiles = load_profiles(load_settings(None, **values)).by_name
     assert (profiles["home"].thinking, profiles["claude"].thinking) == (None, "adaptive")
     path.write_text(path.read_text() + 'effort = "none"\n')

@@ -204,5 +204,7 @@ def test_a_mistake_is_one_sentence(conductor: Main, tmp_path: Path, text: str, s
 def test_a_file_that_is_not_text_is_one_sentence(conductor: Main, tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_bytes(b"\xff\xfe")
     assert conductor()[::2] == (2, "conductor: models.toml cannot be read: it is not UTF-8 text.\n")
+    (tmp_path / "models.toml").unlink()
+    (tmp_path / "models.toml").mkdir()
     with pytest.raises(SettingsError, match="is not a regular file"):
-        load_profiles(load_settings(None, models_file=str(tmp_path)))
+        load_profiles(load_settings(None, config_dir=tmp_path))

@@ -133,7 +133,7 @@ async def log_in(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch, code: 
     monkeypatch.setattr(webbrowser, "open", browse)
     config = folder / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"s": {"url": url, "oauth": True}}}))
-    settings = load_settings(None, data_dir=folder, mcp_config_file=config)
+    settings = load_settings(None, data_dir=folder, config_dir=config.parent)
     (server,) = load_mcp_servers(settings)
     with redirect_stdout(io.StringIO()) as out:
         assert await command.log_in(server, folder / "mcp") == code, out.getvalue()

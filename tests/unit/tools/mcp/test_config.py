@@ -16,7 +16,7 @@ from conductor.settings import load_settings
 def read(tmp_path: Path, document: Any) -> tuple[McpServerConfig, ...]:
     path = tmp_path / "mcp.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
-    return load_mcp_servers(load_settings(None, mcp_config_file=path))
+    return load_mcp_servers(load_settings(None, config_dir=path.parent))
 
 
 def test_without_a_file_there_are_no_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,3 @@ def test_a_mistake_in_the_file_is_one_sentence(tmp_path: Path, document: Any, wo
     with pytest.raises(SettingsError, match=".*") as raised:
         read(tmp_path, document)
     assert words in str(raised.value)
-
-
-def test_a_configured_file_must_exist(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="cannot be read: no such file"):
-        load_mcp_servers(load_settings(None, mcp_config_file=tmp_path / "none.json"))
