@@ -176,7 +176,7 @@ async def _warm_up(services: Services, when_warm: Callable[[], None]) -> None:
 def _use_judges(judges: Mapping[str, ApprovalJudge[Any]]) -> None:
     """Have each judge read its words: the first spoken question must not wait for them."""
     for judge in judges.values():
-        question = judge.question(ToolSpec("tool", "", {}), {})
+        question = judge.question(ToolSpec(name="tool", description="", input_schema={}), {})
         judge.prompt(question, 1)
         judge.classify("yes", question)
 

@@ -54,7 +54,7 @@ def explain(options: argparse.Namespace) -> None:
     path = policies_path(settings)
     policies, notes = load(path), file_notes(path)
     rules = policies.rules
-    gate = Gate(rules, GateOptions.of(settings), preset=policies.preset)
+    gate = Gate(rules=rules, options=GateOptions.of(settings), preset=policies.preset)
     verdict = gate.decide(spec, arguments, tainted=options.tainted, may_have_happened=False)
     numbers = [number for number, rule in enumerate(rules, 1) if rule is verdict.rule]
     by = f" (rule {numbers[0]})" if numbers else ""
@@ -75,7 +75,10 @@ def presets(options: argparse.Namespace) -> None:
     gate_options = GateOptions.of(settings)
     rows = []
     for spec in all_tools(settings):
-        decisions = [Gate((), gate_options, preset=preset).preview(spec, tainted=False) for preset in PRESETS]
+        decisions = [
+            Gate(rules=(), options=gate_options, preset=preset).preview(spec, tainted=False)
+            for preset in PRESETS
+        ]
         rows.append((spec.name, spec.risk, spec.effect, *(decision for decision, _ in decisions)))
     write_table(("tool", "risk", "effect", *PRESETS), rows, json=options.json)
     if not options.json:

@@ -63,7 +63,7 @@ def list_tools(options: argparse.Namespace) -> None:
 
 def _gate(settings: Settings) -> Gate:
     policies = load(policies_path(settings))
-    return Gate(policies.rules, GateOptions.of(settings), preset=policies.preset)
+    return Gate(rules=policies.rules, options=GateOptions.of(settings), preset=policies.preset)
 
 
 def call(options: argparse.Namespace) -> int:
@@ -89,7 +89,7 @@ async def _call(options: argparse.Namespace, settings: Settings) -> int:
             prepared = await executor.dry_run(prepared.ready)
         outcome = prepared
         if isinstance(prepared, PreparedCall):
-            outcome = await executor.run(prepared, CallContext("cli", call_id))
+            outcome = await executor.run(prepared, CallContext(session_id="cli", call_id=call_id))
         assert isinstance(outcome, ToolOutcome)
         write_json(msgspec.json.decode(executor.to_result(call_id, outcome).content))
         return 0 if outcome.success else 2

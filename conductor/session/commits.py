@@ -173,10 +173,15 @@ class SessionCore(ABC):
 
     def context(self, call_id: str) -> CallContext:
         """Make the context of a call."""
-        profile, fields = self.state.profile, (Fields(self.state, self.decide), self.person_fields)
-        places = profile.time_zone, profile.locale
         return CallContext(
-            self.key.session_id, call_id, *places, *fields, self.key.subject, self.gate.is_tainted
+            session_id=self.key.session_id,
+            call_id=call_id,
+            time_zone=self.state.profile.time_zone,
+            locale=self.state.profile.locale,
+            fields=Fields(self.state, self.decide),
+            person=self.person_fields,
+            subject=self.key.subject,
+            tainted=self.gate.is_tainted,
         )
 
     # -- decisions

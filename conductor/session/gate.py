@@ -47,13 +47,20 @@ _CUT_OFF = (
     "Call it again with shorter arguments."
 )
 _NOT_OFFERED = "the server's operator does not allow this tool"
-_DENIED_BEFORE = Verdict("deny", ("The user said no to this very call already.",), None, warn=False)
+_DENIED_BEFORE = Verdict(
+    effect="deny", reasons=("The user said no to this very call already.",), rule=None, warn=False
+)
 
 
 def form_spec(form: Form) -> ToolSpec:
     """Make the tool that stands for a form."""
     return ToolSpec(
-        f"{form.source}.{FORM}", form.message, form.schema, source=FORM, risk="high", effect="read"
+        name=f"{form.source}.{FORM}",
+        description=form.message,
+        input_schema=form.schema,
+        source=FORM,
+        risk="high",
+        effect="read",
     )
 
 
@@ -382,7 +389,9 @@ class SessionGate(CallGate):
         return voice_question
 
     def _make_voice_question(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
-        spec = self.spec_of(question) or ToolSpec(question.tool, "", {}, risk=question.risk)
+        spec = self.spec_of(question) or ToolSpec(
+            name=question.tool, description="", input_schema={}, risk=question.risk
+        )
         arguments = msgspec.json.decode(question.redacted_arguments)
         judge = self._services.judges[question.language]
         zone = self._state.profile.time_zone
@@ -412,7 +421,9 @@ class SessionGate(CallGate):
         if spec is None:
             return DEFINITION_CHANGED
         before = msgspec.json.decode(question.arguments)
-        ready = PreparedCall(ToolCall(question.call_id, spec.name, ""), spec, None, before)
+        ready = PreparedCall(
+            call=ToolCall(question.call_id, spec.name, ""), spec=spec, toolset=None, arguments=before
+        )
         edited = self.executor.edited(ready, arguments)
         if isinstance(edited, str):
             return edited

@@ -198,7 +198,7 @@ class Services:
     @cached_property
     def executor(self) -> ToolExecutor:
         """The server's own tools, as the operator's rules offer them; sessions share it by `scoped`."""
-        gate = Gate(self.policies.rules, self.gate_options, preset=self.policies.preset)
+        gate = Gate(rules=self.policies.rules, options=self.gate_options, preset=self.policies.preset)
         return ToolExecutor(self.toolsets, self.limits, gate, self.redactor)
 
     def turn_rate(self, subject: str, now: float) -> SharedRate:

@@ -13,8 +13,20 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer, AnswerKind, ApprovalJudge
 
 SCHEMA = {"type": "object", "properties": {"room": {"type": "string"}, "count": {"type": "integer"}}}
-MEDIUM = ToolSpec("lamp.switch", "Switch the lamps of a room.", SCHEMA, risk="medium", spoken="switch {room}")
-HIGH = ToolSpec("photos.delete", "Delete photos.", SCHEMA, risk="high", effect="irreversible")
+MEDIUM = ToolSpec(
+    name="lamp.switch",
+    description="Switch the lamps of a room.",
+    input_schema=SCHEMA,
+    risk="medium",
+    spoken="switch {room}",
+)
+HIGH = ToolSpec(
+    name="photos.delete",
+    description="Delete photos.",
+    input_schema=SCHEMA,
+    risk="high",
+    effect="irreversible",
+)
 ARGUMENTS: list[dict[str, Any]] = [
     {},
     {"room": "kitchen", "count": 2},

@@ -36,7 +36,11 @@ class ToolsetContract:
     async def call(self, toolset: Toolset, name: str, arguments: Mapping[str, Any]) -> ToolOutcome:
         """Call a tool as the server does, at most for `SECONDS`."""
         async with asyncio.timeout(SECONDS):
-            return await toolset.call(name, arguments, CallContext("session", "call_1", "Europe/Berlin"))
+            return await toolset.call(
+                name,
+                arguments,
+                CallContext(session_id="session", call_id="call_1", time_zone="Europe/Berlin"),
+            )
 
     def test_each_tool_can_be_offered(self, make: MakeToolset) -> None:
         toolset = make()

@@ -71,7 +71,7 @@ def matcher_of(parts: Sequence[str]) -> Callable[[str], bool]:
     return matches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ToolSpec:
     """A tool's definition.
 
@@ -123,7 +123,7 @@ class ToolSpec:
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 
-class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Facts about an outcome; ``reason`` is the cause of an error or of an unknown outcome.
 
     ``untrusted``: part of it was stored while text of third parties could have steered the model.
@@ -137,7 +137,7 @@ class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
     untrusted: bool = False
 
 
-class ToolOutcome(msgspec.Struct, frozen=True):
+class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a call, as the model reads it. ``timestamp`` is epoch milliseconds."""
 
     success: bool
@@ -160,7 +160,13 @@ def succeeded(
 ) -> ToolOutcome:
     """Make the outcome of a call that succeeded; ``untrusted`` as in `ToolMetadata`."""
     size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
-    outcome = ToolOutcome(True, data, None, "none", _metadata(took_s, size, "", notes))
+    outcome = ToolOutcome(
+        success=True,
+        data=data,
+        error_message=None,
+        error_type="none",
+        metadata=_metadata(took_s, size, "", notes),
+    )
     return marked_untrusted(outcome) if untrusted else outcome
 
 
@@ -172,7 +178,13 @@ def marked_untrusted(outcome: ToolOutcome) -> ToolOutcome:
 
 def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:
     """Make the outcome of a call that failed, or whose outcome is unknown (``unknown``)."""
-    return ToolOutcome(False, None, message, error_type, _metadata(took_s, 0, reason, ()))
+    return ToolOutcome(
+        success=False,
+        data=None,
+        error_message=message,
+        error_type=error_type,
+        metadata=_metadata(took_s, 0, reason, ()),
+    )
 
 
 def device_outcome(event: ToolResultEvent, took_s: float) -> ToolOutcome:
@@ -183,7 +195,13 @@ def device_outcome(event: ToolResultEvent, took_s: float) -> ToolOutcome:
 
 
 def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> ToolMetadata:
-    return ToolMetadata(round(took_s * 1000), size, time.time_ns() // 1_000_000, reason, tuple(notes))
+    return ToolMetadata(
+        execution_time_ms=round(took_s * 1000),
+        data_size_bytes=size,
+        timestamp=time.time_ns() // 1_000_000,
+        reason=reason,
+        notes=tuple(notes),
+    )
 
 
 def truncate(text: str, limit_bytes: int, total_bytes: int | None = None) -> str:
@@ -242,7 +260,7 @@ async def no_answer(question: PersonQuestion) -> Mapping[str, Any] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
     """A tool's view of its session and of the person (``subject``) of the session.
 

@@ -50,7 +50,9 @@ _RISKS: dict[Effect, Risk] = {"read": "safe", "write": "medium", "irreversible":
 _Title: TypeAlias = Annotated[str, Meta(max_length=MAX_TITLE_CHARS)] | None
 
 
-class _Wishes(Struct, rename="camel", forbid_unknown_fields=True):  # a misspelt "approval" would be ignored
+class _Wishes(
+    Struct, rename="camel", forbid_unknown_fields=True, kw_only=True
+):  # a misspelt "approval" would be ignored
     timeout_ms: Annotated[float, Meta(ge=1, le=MAX_TIMEOUT_MS)] | None = None
     interactive: bool | None = None
     mode: Literal["sync", "async"] | None = None
@@ -59,7 +61,7 @@ class _Wishes(Struct, rename="camel", forbid_unknown_fields=True):  # a misspelt
     spoken: Annotated[str, Meta(max_length=MAX_SPOKEN_CHARS)] | None = None
 
 
-class _Annotations(Struct, rename="camel"):
+class _Annotations(Struct, rename="camel", kw_only=True):
     title: _Title = None
     read_only_hint: bool | None = None
     destructive_hint: bool | None = None
@@ -71,7 +73,7 @@ class _Extension(Struct):
     conductor: _Wishes | None = None
 
 
-class _Declaration(Struct, rename="camel"):
+class _Declaration(Struct, rename="camel", kw_only=True):
     name: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_.:/-]{1,128}\Z")]
     input_schema: Any
     title: _Title = None

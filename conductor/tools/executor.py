@@ -54,7 +54,7 @@ Permit: TypeAlias = Callable[[ToolSpec, Mapping[str, Any]], Verdict]
 """Decides about a call with validated arguments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCall:
     """A call that was found, validated and permitted; ``arguments`` are coerced.
 
@@ -153,7 +153,9 @@ class ToolExecutor:
         # After validation: a model that corrects its arguments is not in a loop.
         if self._is_too_often(spec):
             return failed("rate_limited", _TOO_OFTEN)
-        ready = PreparedCall(call, spec, toolset, checked.arguments, checked.notes)
+        ready = PreparedCall(
+            call=call, spec=spec, toolset=toolset, arguments=checked.arguments, notes=checked.notes
+        )
         verdict = (permit or self._permit)(spec, checked.arguments)
         if verdict.effect == "deny":
             why = " ".join(verdict.reasons)
@@ -178,8 +180,11 @@ class ToolExecutor:
     def restore(self, call: ToolCall, arguments: Mapping[str, Any]) -> PreparedCall | None:
         """Prepare a recorded call with its approved ``arguments``; None if its tool no longer exists."""
         entry = self._find(call.name)
+        if entry is None:
+            return None
+        spec, toolset = entry
         # Approved arguments run unchanged: a second validation might change them.
-        return None if entry is None else PreparedCall(call, *entry, arguments)
+        return PreparedCall(call=call, spec=spec, toolset=toolset, arguments=arguments)
 
     def redacted(self, value: Any) -> Any:
         """Redact a JSON value."""

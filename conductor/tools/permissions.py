@@ -35,7 +35,7 @@ class GateOptions:
         return cls(settings.allowed_tools, settings.deny_irreversible, settings.dry_run, settings.local_only)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The decision about a call. ``reasons``: at least one sentence for people.
 
@@ -80,8 +80,8 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: GrantScope) ->
     """
     digest = arguments_digest(spec.name, arguments) if spec.risk == "high" else None
     return Rule(
-        "allow",
-        spec.name,
+        effect="allow",
+        tool=spec.name,
         source=spec.source,
         scope=scope,
         fingerprint=spec.fingerprint,
@@ -92,7 +92,7 @@ def grant(spec: ToolSpec, arguments: Mapping[str, Any], *, scope: GrantScope) ->
 MAY_HAVE_HAPPENED = "An identical call before may have happened already."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
     """Decides about calls by the operator's rules and options and by ``grants``, the person's rules.
 
@@ -170,7 +170,13 @@ class Gate:
         def verdict(effect: RuleEffect, reasons: tuple[str, ...], rule: Rule | None = None) -> Verdict:
             asks = effect == "ask"
             cautions: tuple[Caution, ...] = ("untrusted",) if asks and is_tainted else ()
-            return Verdict(effect, reasons, rule, asks and spec.risk == "high", cautions)
+            return Verdict(
+                effect=effect,
+                reasons=reasons,
+                rule=rule,
+                warn=asks and spec.risk == "high",
+                cautions=cautions,
+            )
 
         # Before any allow rule: a stranger's text may speak in the person's name.
         taint = (_STRANGERS,) if is_tainted else ()

@@ -22,7 +22,7 @@ WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", 
 _DAYS: Mapping[Repeat | None, range] = {"weekdays": range(5), "weekends": range(5, 7)}
 
 
-class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, kw_only=True):
     """A reminder. ``due_ms`` is epoch milliseconds of the wall clock; ``zone`` is an IANA time zone.
 
     ``session`` is the session that delivers it, since ``taken_ms``. ``announced_ms``: its ``due_ms`` of which

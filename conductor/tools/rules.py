@@ -61,7 +61,11 @@ _Text: TypeAlias = Annotated[str, Field(min_length=1), AfterValidator(_printable
 _Predicates: TypeAlias = Annotated[Mapping[PredicateName, Any], AfterValidator(_predicates)]
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True))
+@dataclass(
+    frozen=True,
+    config=ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True),
+    kw_only=True,
+)
 class Rule:
     """Allows, asks about or denies calls of the tools that it matches.
 

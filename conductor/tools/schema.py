@@ -64,7 +64,7 @@ class SchemaError(ValueError):
     """An input schema that is not accepted. The message is the reason in one clause."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Schema:
     """A compiled schema.
 

@@ -284,7 +284,7 @@ async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:
 CALLS = 5_000
 _EFFECTS: tuple[RuleEffect, ...] = ("deny", "ask", "allow")
 RULES = tuple(
-    Rule(effect, f"tool_{number}.*", args={"path": {"glob": "/srv/*"}} if number % 2 else {})
+    Rule(effect=effect, tool=f"tool_{number}.*", args={"path": {"glob": "/srv/*"}} if number % 2 else {})
     for number, effect in enumerate(_EFFECTS * 4)
 )
 SECRETS = ("a-key-that-nobody-should-see-1", "a-token-that-nobody-should-see-2")
@@ -315,7 +315,7 @@ def gate_costs() -> ToolMetrics:
     """Measure a safe call: validated, permitted under rules, redacted and shaped, beyond running it."""
     clock = _Clock()
     limits = Limits(calls_per_minute=1e12)
-    executor = ToolExecutor([clock], limits, Gate(RULES), Redactor(SECRETS))
+    executor = ToolExecutor([clock], limits, Gate(rules=RULES), Redactor(SECRETS))
     call, outcome = ToolCall("call_1", "clock", ARGUMENTS), succeeded(ANSWER)
 
     def whole_call() -> None:

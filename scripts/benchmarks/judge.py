@@ -26,7 +26,9 @@ def judge_costs() -> dict[str, float]:
     answers: list[float] = []
     for judge in judges.values():
         for arguments in CALLS:
-            spec = ToolSpec("payment.send", "", {}, risk="high", effect="irreversible")
+            spec = ToolSpec(
+                name="payment.send", description="", input_schema={}, risk="high", effect="irreversible"
+            )
             questions.append(_ms(lambda: judge.prompt(judge.question(spec, arguments, zone=ZONE), 1)))  # noqa: B023 -- called at once
             question = judge.question(spec, arguments, zone=ZONE)
             answers += (_ms(lambda: judge.classify(text, question)) for text in ANSWERS)  # noqa: B023 -- called at once

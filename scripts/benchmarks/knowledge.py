@@ -76,7 +76,7 @@ async def _ask(tool: KnowledgeBase, queries: Sequence[str]) -> list[float]:
     times = []
     for query in queries:
         start = time.perf_counter()
-        outcome = await tool.run({"query": query}, CallContext("s", "c"))
+        outcome = await tool.run({"query": query}, CallContext(session_id="s", call_id="c"))
         times.append(time.perf_counter() - start)
         assert outcome.success and outcome.data["results"]
     return times

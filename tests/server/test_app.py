@@ -211,7 +211,7 @@ async def test_a_server_keeps_its_knowledge_base_up_to_date(
     services = make_services(values, Watched())
     async with running(values, services), asyncio.timeout(WAIT):
         await updated.wait()
-        tools, context = services.toolsets[0], CallContext("s", "c")
+        tools, context = services.toolsets[0], CallContext(session_id="s", call_id="c")
         outcome = await tools.call("query_knowledge_base", {"query": "heron"}, context)
     assert [result["path"] for result in outcome.data["results"]] == ["heron.md"]
 

@@ -321,7 +321,7 @@ async def test_a_reminder_of_a_person_who_is_away_is_told_once(
     store = SqliteStore(tmp_path / "s.db")
     await store.open()
     due = epoch_ms() - 1_000
-    reminder = Reminder("reminder_1", "Call Ann.", due)
+    reminder = Reminder(id="reminder_1", text="Call Ann.", due_ms=due)
     if taken_in_s is not None:
         reminder = msgspec.structs.replace(reminder, session="gone", taken_ms=due + taken_in_s * 1_000)
     await SubjectRecords(store).update("ann", PREFIX + FIELD, lambda _: write_reminders((reminder,)))
@@ -344,7 +344,9 @@ async def test_a_refused_reminder_holds_up_no_other(
     due = epoch_ms() - 1_000
     async with open_store(tmp_path) as store:
         for person, texts in {"ann": ["Call Ann.", "Call Eve."], "bob": ["Call Bob."]}.items():
-            reminders = [Reminder(f"reminder_{n}", text, due) for n, text in enumerate(texts, 1)]
+            reminders = [
+                Reminder(id=f"reminder_{n}", text=text, due_ms=due) for n, text in enumerate(texts, 1)
+            ]
             await SubjectRecords(store).update(person, PREFIX + FIELD, partial(write_reminders, reminders))
     async with backend(**values(receiver, tmp_path, events=["reminder.due_offline"])):
         await until(lambda: len(receiver.events) == 2)
@@ -366,7 +368,9 @@ async def test_reminders_that_are_not_due_cost_nothing_however_many_people_there
     receiver: Receiver, tmp_path: Path
 ) -> None:
     records = SubjectRecords(MemoryStore())
-    reminders = write_reminders(Reminder(f"reminder_{n}", "x" * 50, 2**50) for n in range(1, 6))
+    reminders = write_reminders(
+        Reminder(id=f"reminder_{n}", text="x" * 50, due_ms=2**50) for n in range(1, 6)
+    )
     options = values(receiver, tmp_path, events=["reminder.due_offline"])
     async with backend(**options) as served:
         listener: Any = served.listener

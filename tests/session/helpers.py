@@ -311,7 +311,7 @@ def randomly_slow(rng: random.Random, most: int = 4) -> SlowStore:
 
 def tool(name: str, **fields: Any) -> ToolSpec:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
-    return ToolSpec(name, f"The tool {name}.", schema, **fields)
+    return ToolSpec(name=name, description=f"The tool {name}.", input_schema=schema, **fields)
 
 
 CATALOG = (

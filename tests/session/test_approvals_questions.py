@@ -215,7 +215,7 @@ async def test_edited_arguments_are_run_and_the_model_is_told_of_the_changes() -
 @pytest.mark.parametrize("edited", [{"x": "many"}, {"x": 666}])
 async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_stands(edited: Any) -> None:
 
-    forbidden = Rule("deny", "device.move", args={"x": {"eq": 666}})
+    forbidden = Rule(effect="deny", tool="device.move", args={"x": {"eq": 666}})
     async with scene(capabilities=ALL, rules=[forbidden]) as on:
         card = await on.card()
         on.decide(card, "edit", edited_arguments=edited)
@@ -956,7 +956,7 @@ async def test_a_yes_counts_only_once_no_interruption_can_come_any_more() -> Non
 async def test_a_rule_that_comes_while_it_is_asked_about_stops_the_call() -> None:
     async with scene(capabilities=ALL) as on:
         card = await on.card()
-        rules = [Rule("deny", "device.move", args={"x": {"eq": 1}})]
+        rules = [Rule(effect="deny", tool="device.move", args={"x": {"eq": 1}})]
         on.stage.session.reload(replace(on.stage.services, policies=Policies(tuple(rules))))
         await on.tap(card, "allow")
         assert on.ran == [] and on.results()[0]["error_type"] == "permission_denied"
@@ -1024,7 +1024,7 @@ async def test_the_outcome_of_a_card_is_sent_to_a_client_that_was_away() -> None
 
 
 async def test_scopes_that_would_change_nothing_are_not_offered_and_count_as_once() -> None:
-    async with scene(capabilities=ALL, rules=[Rule("ask", "device.move")]) as on:
+    async with scene(capabilities=ALL, rules=[Rule(effect="ask", tool="device.move")]) as on:
         card = await on.card()
         assert card["scopes"] == ["once"]
         await on.tap(card, "allow", scope="session")
@@ -1082,7 +1082,9 @@ async def test_a_held_write_is_judged_again_before_it_runs(changes: str) -> None
             keep = replace(KEEP[-1], description="Something else.")
             on.stage.session.reload(replace(services, catalog=(*CATALOG, keep)))
         else:
-            on.stage.session.reload(replace(services, policies=Policies((Rule("ask", "device.keep"),))))
+            on.stage.session.reload(
+                replace(services, policies=Policies((Rule(effect="ask", tool="device.keep"),)))
+            )
         await on.tap(card, "allow")
         assert on.ran == ["device.look", "device.move"]
         assert on.results()[1]["error_type"] == "permission_denied"

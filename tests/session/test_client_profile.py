@@ -106,13 +106,16 @@ async def test_the_capabilities_of_this_version_are_accepted_in_its_own_order(
 
 async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool() -> None:
     services = make_services()
-    ruled = replace(services, policies=Policies((Rule("deny", "device.pick"), Rule("ask", "device.look"))))
+    ruled = replace(
+        services,
+        policies=Policies((Rule(effect="deny", tool="device.pick"), Rule(effect="ask", tool="device.look"))),
+    )
     stage = await make_client(ruled)
     tools = [{**DOOR, "name": name} for name in ("device.pick", "device.look", "door.open")]
     await start(stage, SessionStart(capabilities=["tools"], tools=tools))
     assert "device.pick" not in names(stage)
     assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "needed"]
-    stage.session.state.grants = encode_rules([Rule("allow", "*")])
+    stage.session.state.grants = encode_rules([Rule(effect="allow", tool="*")])
     assert [await consent(stage, name) for name in ("device.look", "door.open")] == ["needed", "free"]
     stage.session.reload(replace(services, policies=Policies()))
     assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]

@@ -29,7 +29,7 @@ TEA = [[call("remember", '{"text": "I like tea"}')], [TextDelta("I will.")]]
 
 
 async def use(records: SubjectRecords, name: str, person: str = "ann", **arguments: Any) -> ToolOutcome:
-    context = CallContext("s", "c", person=PersonFields(records, person))
+    context = CallContext(session_id="s", call_id="c", person=PersonFields(records, person))
     return await MemoryToolset().call(name, arguments, context)
 
 
@@ -142,7 +142,7 @@ async def test_the_fitting_entries_are_a_note_of_outsiders_that_stays_for_the_se
 async def test_an_entry_is_data_and_makes_writes_ask_that_are_allowed(entry: str | None) -> None:
     store = MemoryStore()
     await remember(store, *filter(None, [entry]))
-    stage = await open_stage(TEA, store, policies=Policies((Rule("allow", tool="remember"),)))
+    stage = await open_stage(TEA, store, policies=Policies((Rule(effect="allow", tool="remember"),)))
     stage.app.say("hello")
     if entry is not None:
         card = (await stage.app.until("approval.request"))["payload"]

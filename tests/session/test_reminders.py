@@ -67,7 +67,7 @@ async def stored_reminders(store: SessionLog) -> tuple[Reminder, ...]:
 
 
 def in_s(seconds: float, number: int = 1) -> Reminder:
-    return Reminder(f"reminder_{number}", f"thing {number}", now_ms() + round(seconds * 1000))
+    return Reminder(id=f"reminder_{number}", text=f"thing {number}", due_ms=now_ms() + round(seconds * 1000))
 
 
 async def test_a_reminder_is_delivered_when_it_is_due() -> None:
@@ -120,7 +120,9 @@ async def test_steps_of_the_wall_clock_lose_and_repeat_no_reminder(seed: int, ho
         return now_ms() + offset_ms
 
     due = {f"thing {n}": now_ms() + round(rng.uniform(0, hours) * hour_ms) for n in range(1, 31)}
-    await keep(store, *(Reminder(f"reminder_{text[6:]}", text, at) for text, at in due.items()))
+    await keep(
+        store, *(Reminder(id=f"reminder_{text[6:]}", text=text, due_ms=at) for text, at in due.items())
+    )
     await Talker(store, "s-1").open(wall=wall)
     told: dict[str, int] = {}
     latest, offsets = wall(), (0, 1, -1, 24, -24)
@@ -155,7 +157,7 @@ async def test_a_reminder_is_delivered_in_any_session_of_the_person() -> None:
 async def test_a_repetition_recurs_and_missed_ones_are_delivered_once() -> None:
     store, day = MemoryStore(), 24 * 3600.0
     first = in_s(10)
-    await keep(store, Reminder(first.id, first.text, first.due_ms, "daily"))
+    await keep(store, Reminder(id=first.id, text=first.text, due_ms=first.due_ms, repeat="daily"))
     ann = await Talker(store, "s-1").open()
     await later(day * 2)
     assert ann.reminders() == ["thing 1"] * 2
@@ -194,7 +196,15 @@ async def test_an_unreachable_store_is_retried_after_a_pause() -> None:
 
 async def test_a_reminder_claimed_by_a_dead_session_is_delivered_by_another() -> None:
     store = MemoryStore()
-    reminder = Reminder("reminder_1", "thing 1", now_ms(), None, "UTC", "s-gone", now_ms())
+    reminder = Reminder(
+        id="reminder_1",
+        text="thing 1",
+        due_ms=now_ms(),
+        repeat=None,
+        zone="UTC",
+        session="s-gone",
+        taken_ms=now_ms(),
+    )
     await keep(store, reminder)
     ann = await Talker(store, "s-1").open()
     await later(500)

@@ -47,7 +47,15 @@ class Writes(LocalTools):
 
     def specs(self) -> tuple[ToolSpec, ...]:
         schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
-        return (ToolSpec("local.write", self.text, schema, source="builtin", effect="write"),)
+        return (
+            ToolSpec(
+                name="local.write",
+                description=self.text,
+                input_schema=schema,
+                source="builtin",
+                effect="write",
+            ),
+        )
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         self.ran.append(self.text)

@@ -19,7 +19,7 @@ from tests.session.helpers import SlowStore, steps
 
 
 def rule(name: str) -> Rule:
-    return Rule("allow", name, scope="always")
+    return Rule(effect="allow", tool=name, scope="always")
 
 
 async def add(records: SubjectRecords, subject: str, granted: Rule) -> None:

@@ -214,7 +214,7 @@ async def test_without_cards_a_server_gets_no_answer(tmp_path: Path) -> None:
             while not toolset.specs():
                 ready.clear()
                 await ready.wait()
-            outcome = await toolset.call("s.ask", {}, CallContext("s-1", "c"))
+            outcome = await toolset.call("s.ask", {}, CallContext(session_id="s-1", call_id="c"))
             assert outcome.data == "decline None"
     finally:
         await toolset.aclose()

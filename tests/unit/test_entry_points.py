@@ -20,7 +20,8 @@ from conductor.tools.base import ToolSpec, Toolset, succeeded
 
 class Garage(Toolset):
     def specs(self):
-        return [ToolSpec("garage.open", "Open it.", {{"type": "object"}}, {fields})]
+        schema = {{"type": "object"}}
+        return [ToolSpec(name="garage.open", description="Open it.", input_schema=schema, {fields})]
 
     async def call(self, name, arguments, context):
         return succeeded(1)
@@ -55,9 +56,9 @@ def test_a_factory_that_fails_is_named(install_package: InstallPackage, factory:
     ("fields", "mistake"),
     [
         ("risk='high'", "its source must be the name of the toolset; .*device"),
-        ("''", "its source must be the name of the toolset"),
-        ("'garage', risk='High'", "its risk must be one of safe, medium, high"),
-        ("'garage', effect='delete'", "its effect must be one of read, write, irreversible"),
+        ("source=''", "its source must be the name of the toolset"),
+        ("source='garage', risk='High'", "its risk must be one of safe, medium, high"),
+        ("source='garage', effect='delete'", "its effect must be one of read, write, irreversible"),
     ],
 )
 def test_a_tool_that_cannot_be_offered_is_named(
@@ -71,11 +72,11 @@ def test_a_tool_that_cannot_be_offered_is_named(
 
 
 def test_a_toolset_that_fails_to_list_its_tools_is_named(install_package: InstallPackage) -> None:
-    module = TOOLSET.format(fields=f"int('{SECRET}')")
+    module = TOOLSET.format(fields=f"source=int('{SECRET}')")
     install_package("acme", {"conductor.toolsets": {"garage": "acme_garage:make"}}, acme_garage=module)
     with pytest.raises(SettingsError) as error:
         make_toolsets(load_settings(None))
-    sentence = "cannot list its tools: ValueError in acme_garage.py, line 7."
+    sentence = "cannot list its tools: ValueError in acme_garage.py, line 8."
     assert str(error.value) == f'The toolset "garage" of acme 1.0 {sentence}'
 
 

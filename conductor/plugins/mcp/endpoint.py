@@ -262,7 +262,9 @@ class McpEndpoint:
             outcome = failed("permission_denied", _NEEDS_DEVICE)
         elif isinstance(prepared, PreparedCall):
             session_id = f"$mcp {caller.person}"
-            context = CallContext(session_id, call_id, subject=caller.subject, tainted=True)
+            context = CallContext(
+                session_id=session_id, call_id=call_id, subject=caller.subject, tainted=True
+            )
             outcome = await executor.run(prepared, context)
             audit.record_end(prepared.spec, prepared.arguments, outcome)
         elif isinstance(prepared, DryRun):

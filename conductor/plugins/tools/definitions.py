@@ -53,7 +53,16 @@ def definition(
         "additionalProperties": False,
     }
     on_interrupt: OnInterrupt = "cancel" if effect == "read" else "keep"
-    return ToolSpec(name, description, schema, "builtin", risk, effect, on_interrupt=on_interrupt, **fields)
+    return ToolSpec(
+        name=name,
+        description=description,
+        input_schema=schema,
+        source="builtin",
+        risk=risk,
+        effect=effect,
+        on_interrupt=on_interrupt,
+        **fields,
+    )
 
 
 async def web_client() -> Any:

@@ -86,9 +86,9 @@ class HttpToolConfig(BaseModel):
     def spec(self) -> ToolSpec:
         """The tool's definition; by default GET and HEAD read, at medium risk."""
         return ToolSpec(
-            self.name,
-            self.description,
-            self.input_schema,
+            name=self.name,
+            description=self.description,
+            input_schema=self.input_schema,
             source="http",
             risk=self.risk or ("medium" if self.reads else "high"),
             effect=self.effect or ("read" if self.reads else "write"),

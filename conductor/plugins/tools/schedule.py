@@ -162,7 +162,9 @@ class _Due:
         wall = first_day(self.wall, repeat)
         at = self.at if wall == self.wall else wall.replace(tzinfo=self.zone)
         repeated = wall if repeat is not None else None
-        return Reminder(reminder_id, text, epoch_ms(at), repeat, self.zone.key, wall=repeated)
+        return Reminder(
+            id=reminder_id, text=text, due_ms=epoch_ms(at), repeat=repeat, zone=self.zone.key, wall=repeated
+        )
 
 
 def _due(arguments: Mapping[str, Any], now: datetime, zone: ZoneInfo) -> tuple[_Due, Sequence[str]]:

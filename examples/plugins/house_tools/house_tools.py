@@ -21,17 +21,21 @@ from conductor.plugin import (
 
 SPECS = (
     ToolSpec(
-        "house.time",
-        "Tell the time at the house.",
-        {"type": "object", "properties": {}},
+        name="house.time",
+        description="Tell the time at the house.",
+        input_schema={"type": "object", "properties": {}},
         source="house",
         risk="safe",
         effect="read",
     ),
     ToolSpec(
-        "house.open_door",
-        "Open a door of the house.",
-        {"type": "object", "properties": {"door": {"enum": ["front", "back"]}}, "required": ["door"]},
+        name="house.open_door",
+        description="Open a door of the house.",
+        input_schema={
+            "type": "object",
+            "properties": {"door": {"enum": ["front", "back"]}},
+            "required": ["door"],
+        },
         source="house",
         risk="high",
         effect="write",

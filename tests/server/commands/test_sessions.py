@@ -138,7 +138,7 @@ async def test_sessions_are_listed_as_a_table(store: SessionLog) -> None:
 
 async def test_permissions_are_listed_as_a_record(store: SessionLog) -> None:
     await SubjectRecords(store).update(
-        "anonymous", GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
+        "anonymous", GRANTS, lambda _: encode_rules([Rule(effect="allow", tool="calendar.*")])
     )
     await talk(store, "anonymous", "s-1")
     _, grants, conversation = (await run_async("list")).splitlines()
@@ -322,7 +322,7 @@ async def test_a_deleted_session_fences_its_owner(store: SessionLog) -> None:
 async def test_all_sessions_of_a_subject_are_deleted_with_their_permissions(store: SessionLog) -> None:
     for subject in ("a", "b"):
         await SubjectRecords(store).update(
-            subject, GRANTS, lambda _: encode_rules([Rule("allow", "calendar.*")])
+            subject, GRANTS, lambda _: encode_rules([Rule(effect="allow", tool="calendar.*")])
         )
         for number in range(3):
             await talk(store, subject, f"s-{number}")

@@ -80,7 +80,7 @@ async def run(
     if seconds == SHORT:  # its own limit is longer
         ready = replace(ready, spec=replace(ready.spec, timeout_s=SHORT))
     async with asyncio.timeout(LONG):
-        return await executor.run(ready, context or CallContext("s-1", "call_1"))
+        return await executor.run(ready, context or CallContext(session_id="s-1", call_id="call_1"))
 
 
 # -- a toolset of a plugin
@@ -94,7 +94,7 @@ class Fake(Toolset):
         self.did_it = False
 
     def specs(self) -> Sequence[ToolSpec]:
-        return [ToolSpec("pay", "Pay.", {"type": "object"}, "fake")]
+        return [ToolSpec(name="pay", description="Pay.", input_schema={"type": "object"}, source="fake")]
 
     async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         if self.step == "waits in a queue (proved)":
@@ -440,7 +440,7 @@ class StoredField:
 def stored(tool: Any, arguments: Mapping[str, Any]) -> Callable[[str, Path], Awaitable[Said]]:
     async def path(step: str, folder: Path) -> Said:
         field = StoredField(step)
-        context = CallContext("s-1", "call_1", fields=field, person=field)
+        context = CallContext(session_id="s-1", call_id="call_1", fields=field, person=field)
         outcome = await run(BuiltinToolset([tool]), tool.spec.name, arguments, context=context)
         return outcome, field.text is not None
 

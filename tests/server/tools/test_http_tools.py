@@ -53,11 +53,11 @@ def tool(
 
 async def call(settings: Any, name: str, **arguments: Any) -> ToolOutcome:
     toolset = from_settings(settings)
-    gate = Gate([Rule("allow", "*")], GateOptions())
+    gate = Gate(rules=[Rule(effect="allow", tool="*")], options=GateOptions())
     executor = ToolExecutor([toolset], Limits(), gate)
     ready = executor.prepare(ToolCall("call_1", name, json.dumps(arguments)))
     assert isinstance(ready, PreparedCall), ready
-    return await executor.run(ready, CallContext("s", "call_1"))
+    return await executor.run(ready, CallContext(session_id="s", call_id="call_1"))
 
 
 # -- requests
@@ -305,7 +305,7 @@ def test_risks_follow_the_method_and_are_the_operators(tmp_path: Path) -> None:
     assert (specs["book"].risk, specs["book"].effect) == ("high", "write")
     assert (specs["safe"].risk, specs["safe"].untrusted) == ("safe", False)
     assert all(spec.open_world and spec.source == "http" for spec in specs.values())
-    local = Gate((), GateOptions(local_only=True))
+    local = Gate(rules=(), options=GateOptions(local_only=True))
     assert not any(local.offers(spec) for spec in specs.values())
 
 

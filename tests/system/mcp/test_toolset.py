@@ -31,7 +31,7 @@ from conductor.tools.redaction import Redactor
 from tests.stand_ins.mcp_server import TOOLS, stand_in
 
 ROOT = Path(__file__).resolve().parents[3]
-CONTEXT = CallContext("session", "call")
+CONTEXT = CallContext(session_id="session", call_id="call")
 WAIT = 60.0
 
 
@@ -310,7 +310,7 @@ async def test_a_session_may_have_its_own_server() -> None:
     async with use(program(scope="session")) as host:
 
         async def pid(session: str, subject: str = "ann") -> str:
-            context = CallContext(session, "call", subject=subject)
+            context = CallContext(session_id=session, call_id="call", subject=subject)
             return str((await host.toolset.call("s.pid", {}, context)).data)
 
         first, second, third = await asyncio.gather(pid("one"), pid("two"), pid("one", "bob"))

@@ -49,7 +49,15 @@ def question_of(tool: Mapping[str, Any]) -> Question:
     """Make the question for a call of a set."""
     title, template, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
     effect: Effect = "irreversible" if risk == "high" else "write"
-    spec = ToolSpec(tool["name"], "", {}, risk=risk, effect=effect, title=title, spoken=template)
+    spec = ToolSpec(
+        name=tool["name"],
+        description="",
+        input_schema={},
+        risk=risk,
+        effect=effect,
+        title=title,
+        spoken=template,
+    )
     return make_question(tool.get("language", "en"), spec, tool["arguments"], zone="Europe/Berlin")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conductor.tools.base import ToolOutcome, ToolSpec, canonical_json, failed, succeeded, truncate
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
-SPEC = ToolSpec("agent.status", "Tell an agent's state.", SCHEMA)
+SPEC = ToolSpec(name="agent.status", description="Tell an agent's state.", input_schema=SCHEMA)
 
 
 def _turned(value: Any) -> Any:
@@ -45,7 +45,7 @@ def test_a_definition_has_the_fields_for_the_model() -> None:
 
 
 def test_the_fingerprint_is_the_same_for_the_same_tool() -> None:
-    turned = ToolSpec("agent.status", "Tell an agent's state.", _turned(SCHEMA))
+    turned = ToolSpec(name="agent.status", description="Tell an agent's state.", input_schema=_turned(SCHEMA))
     assert turned.fingerprint == SPEC.fingerprint
     assert len(SPEC.fingerprint) == 64 and int(SPEC.fingerprint, 16)
 

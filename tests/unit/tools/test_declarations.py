@@ -60,9 +60,9 @@ def test_the_wishes_are_read() -> None:
     schema = {"type": "object", "properties": {"state": {"type": "string"}}}
     tool = spec(description="What it does", inputSchema=schema, _meta={"conductor": wishes, "other": 2})
     assert tool == ToolSpec(
-        "t",
-        "What it does",
-        schema,
+        name="t",
+        description="What it does",
+        input_schema=schema,
         timeout_s=1.5,
         interactive=True,
         mode="async",
@@ -85,7 +85,7 @@ def test_the_results_of_an_open_world_tool_are_untrusted(hint: bool | None) -> N
 
 
 def test_without_wishes_the_defaults_hold() -> None:
-    assert spec() == ToolSpec("t", "", {"type": "object"}, source="device")
+    assert spec() == ToolSpec(name="t", description="", input_schema={"type": "object"}, source="device")
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,17 @@ def test_the_headline_of_a_card_is_the_template_else_the_title(
 
 def test_a_strangers_title_is_no_headline() -> None:
     title = "Do nothing"
-    assert headline(ToolSpec("a.b", "", {}, source="mcp:a", untrusted=True, title=title), {}) == ""
-    assert headline(ToolSpec("a.b", "", {}, source="mcp:a", title=title), {}) == title
+    assert (
+        headline(
+            ToolSpec(
+                name="a.b", description="", input_schema={}, source="mcp:a", untrusted=True, title=title
+            ),
+            {},
+        )
+        == ""
+    )
+    assert (
+        headline(ToolSpec(name="a.b", description="", input_schema={}, source="mcp:a", title=title), {})
+        == title
+    )
     assert len(headline(spec(**SPOKEN), {"room": "x" * 10**6})) < 400

@@ -21,11 +21,11 @@ from conductor.tools.rules import Rule
 
 WAIT = 60.0
 LIMITS = Limits(tool_timeout=0.02, interactive_timeout=0.04, max_observation_bytes=200)
-CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin", "de-DE")
+CONTEXT = CallContext(session_id="s-1", call_id="c-1", time_zone="Europe/Berlin", locale="de-DE")
 ADD = ToolSpec(
-    "add_task",
-    "Add a task.",
-    {
+    name="add_task",
+    description="Add a task.",
+    input_schema={
         "type": "object",
         "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
         "required": ["text"],
@@ -153,7 +153,9 @@ def test_a_call_that_needs_approval_is_prepared_and_not_run(fields: dict[str, An
 
 
 def test_a_denied_call_is_not_run_and_gives_the_reason() -> None:
-    executor = ToolExecutor([shelf()], LIMITS, Gate((Rule("deny", "add_task", args={"text": {"eq": "x"}}),)))
+    executor = ToolExecutor(
+        [shelf()], LIMITS, Gate(rules=(Rule(effect="deny", tool="add_task", args={"text": {"eq": "x"}}),))
+    )
     outcome = refuse(executor, "add_task", '{"text":"x"}')
     assert (outcome.error_type, outcome.metadata.reason) == ("permission_denied", "policy")
     assert (outcome.error_message or "").endswith("Nothing was run.")
@@ -165,7 +167,7 @@ def test_the_conversation_judges_coerced_arguments() -> None:
 
     def permit(spec: ToolSpec, arguments: Mapping[str, Any]) -> Verdict:
         judged.append((spec.name, arguments))
-        return Verdict("ask", ("It may have happened.",), None, warn=False)
+        return Verdict(effect="ask", reasons=("It may have happened.",), rule=None, warn=False)
 
     executor = ToolExecutor([shelf()], LIMITS)
     assert isinstance(executor.prepare(ToolCall("c-1", "add_task", NOTED), permit), ApprovalNeeded)
@@ -182,7 +184,7 @@ def test_a_call_that_cannot_run_is_not_judged() -> None:
 
 
 def test_a_denied_tool_is_neither_offered_nor_found() -> None:
-    gate = Gate((Rule("deny", "nap"),))
+    gate = Gate(rules=(Rule(effect="deny", tool="nap"),))
     executor = ToolExecutor([shelf()], LIMITS, gate)
     assert [definition.name for definition in executor.definitions] == ["add_task"]
     assert refuse(executor, "nap").error_type == "not_found"
@@ -294,7 +296,7 @@ def test_a_devices_tool_stands_for_a_tool_of_the_server_of_its_name() -> None:
 
 
 def test_a_device_is_not_offered_what_the_rules_deny() -> None:
-    gate = Gate((Rule("deny", "lamp.*"),))
+    gate = Gate(rules=(Rule(effect="deny", tool="lamp.*"),))
     lamp = replace(NAP, name="lamp.dim", source="device")
     assert ToolExecutor([shelf()], LIMITS, gate).scoped({}, device=[lamp]).spec("lamp.dim") is None
 

@@ -27,7 +27,11 @@ def ask(
     title: str | None = None,
     spoken: str | None = None,
 ) -> Question:
-    return make_question(language, ToolSpec(name, "", {}, risk=risk, title=title, spoken=spoken), arguments)
+    return make_question(
+        language,
+        ToolSpec(name=name, description="", input_schema={}, risk=risk, title=title, spoken=spoken),
+        arguments,
+    )
 
 
 PATHS = {"paths": ["draft.txt", "old.txt", "spare.txt"]}
@@ -282,7 +286,7 @@ def test_what_is_no_approval_has_a_meaning(text: str, expected: AnswerKind) -> N
 def test_a_session_scope_is_granted_after_a_consent_at_medium_risk(text: str) -> None:
     assert classify(text, DELETE, LANGUAGES) == Answer("allow", "session", text)
     assert kind(text, HIGH) == "yes"
-    once = make_question("en", ToolSpec("t", "", {}), {}, scopes=("once",))
+    once = make_question("en", ToolSpec(name="t", description="", input_schema={}), {}, scopes=("once",))
     assert classify(text, once, LANGUAGES).scope == "once"
 
 

@@ -22,7 +22,7 @@ ALL = GateOptions()
 
 
 def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
-    return ToolSpec(name, "Does it", {"type": "object"}, **fields)
+    return ToolSpec(name=name, description="Does it", input_schema={"type": "object"}, **fields)
 
 
 def verdict(
@@ -33,7 +33,7 @@ def verdict(
     unknown: bool = False,
     options: GateOptions = ALL,
 ) -> Verdict:
-    gate = Gate(rules, options, now=lambda: NOW)
+    gate = Gate(rules=rules, options=options, now=lambda: NOW)
     return gate.decide(tool, arguments or {}, tainted=tainted, may_have_happened=unknown)
 
 
@@ -66,7 +66,7 @@ def test_a_preset_decides_where_no_rule_does(tool: ToolSpec, decisions: tuple[st
 def test_the_operators_rules_come_before_the_preset(preset: Preset) -> None:
     tool = spec("file.write", risk="medium", effect="write")
     for effect in ("allow", "ask", "deny"):
-        gate = Gate([Rule(effect, "file.*")], preset=preset, now=lambda: NOW)
+        gate = Gate(rules=[Rule(effect=effect, tool="file.*")], preset=preset, now=lambda: NOW)
         assert gate.decide(tool, {}, tainted=False, may_have_happened=False).effect == effect
         assert gate.offers(tool) == (effect != "deny")
 
@@ -104,7 +104,11 @@ def test_without_rules_the_risk_and_the_declaration_decide(
     assert decision.reasons
 
 
-DENY, ASK, ALLOW = (Rule("deny", "file.*"), Rule("ask", "file.*"), Rule("allow", "file.*"))
+DENY, ASK, ALLOW = (
+    Rule(effect="deny", tool="file.*"),
+    Rule(effect="ask", tool="file.*"),
+    Rule(effect="allow", tool="file.*"),
+)
 
 
 @pytest.mark.parametrize("approval", [None, "never", "ask"])
@@ -113,9 +117,16 @@ DENY, ASK, ALLOW = (Rule("deny", "file.*"), Rule("ask", "file.*"), Rule("allow",
     ("rules", "effect"),
     [
         ((ALLOW, ASK, DENY), "deny"),
-        ((Rule("allow", "file.write"), Rule("ask", "file.write"), Rule("deny", "*")), "deny"),
+        (
+            (
+                Rule(effect="allow", tool="file.write"),
+                Rule(effect="ask", tool="file.write"),
+                Rule(effect="deny", tool="*"),
+            ),
+            "deny",
+        ),
         ((ALLOW, ASK), "ask"),
-        ((Rule("allow", "file.write"), Rule("ask", "*")), "ask"),
+        ((Rule(effect="allow", tool="file.write"), Rule(effect="ask", tool="*")), "ask"),
         ((ALLOW,), "allow"),
     ],
 )
@@ -211,8 +222,8 @@ effects = st.sampled_from(["allow", "ask", "deny"])
 some_rules = st.lists(
     st.builds(
         Rule,
-        effects,
-        st.sampled_from(["*", "file.*", "file.write", "agent.*"]),
+        effect=effects,
+        tool=st.sampled_from(["*", "file.*", "file.write", "agent.*"]),
         source=st.sampled_from([None, "device", "mcp:*"]),
         args=st.dictionaries(
             st.sampled_from(["path", "limit", "mode"]),
@@ -306,7 +317,7 @@ def test_a_grant_takes_signs_in_a_name_literally() -> None:
     tool, similar = spec("a.*[b]?"), spec("a.xb")
     rule = grant(tool, {}, scope="always")
     assert rule.covers(tool)
-    assert not Rule("allow", rule.tool, source=rule.source).covers(similar)
+    assert not Rule(effect="allow", tool=rule.tool, source=rule.source).covers(similar)
 
 
 # -- the catalogue, and dry runs
@@ -314,33 +325,35 @@ def test_a_grant_takes_signs_in_a_name_literally() -> None:
 
 def test_tools_that_can_never_be_called_are_not_offered() -> None:
     tool = spec(open_world=True)
-    assert Gate((), ALL).offers(tool)
-    assert Gate((), GateOptions(allowed_tools=("file.*",))).offers(tool)
-    assert not Gate((), GateOptions(allowed_tools=("agent.*",))).offers(tool)
-    assert not Gate((), GateOptions(local_only=True)).offers(tool)
-    assert Gate((), GateOptions(local_only=True, deny_irreversible=True, dry_run=True)).offers(spec())
+    assert Gate(rules=(), options=ALL).offers(tool)
+    assert Gate(rules=(), options=GateOptions(allowed_tools=("file.*",))).offers(tool)
+    assert not Gate(rules=(), options=GateOptions(allowed_tools=("agent.*",))).offers(tool)
+    assert not Gate(rules=(), options=GateOptions(local_only=True)).offers(tool)
+    assert Gate(rules=(), options=GateOptions(local_only=True, deny_irreversible=True, dry_run=True)).offers(
+        spec()
+    )
 
 
 @pytest.mark.parametrize(
     ("rule", "expected"),
     [
-        (Rule("deny", "file.*"), False),
-        (Rule("deny", "file.*", source="mcp:*"), True),
-        (Rule("deny", "file.*", args={"path": {"glob": "/etc*"}}), True),
-        (Rule("deny", "file.*", arguments_digest="d"), True),
-        (Rule("deny", "file.*", expires="2090-01-01T00:00:00Z"), True),
-        (Rule("ask", "file.*"), True),
-        (Rule("allow", "agent.*"), True),
+        (Rule(effect="deny", tool="file.*"), False),
+        (Rule(effect="deny", tool="file.*", source="mcp:*"), True),
+        (Rule(effect="deny", tool="file.*", args={"path": {"glob": "/etc*"}}), True),
+        (Rule(effect="deny", tool="file.*", arguments_digest="d"), True),
+        (Rule(effect="deny", tool="file.*", expires="2090-01-01T00:00:00Z"), True),
+        (Rule(effect="ask", tool="file.*"), True),
+        (Rule(effect="allow", tool="agent.*"), True),
     ],
 )
 def test_a_tool_is_not_offered_if_a_deny_rule_covers_all_of_its_calls(rule: Rule, expected: bool) -> None:
-    assert Gate([Rule("allow", "*"), rule], ALL).offers(spec()) == expected
+    assert Gate(rules=[Rule(effect="allow", tool="*"), rule], options=ALL).offers(spec()) == expected
 
 
 @given(calls)
 def test_a_tool_that_is_not_offered_is_denied(call: Any) -> None:
     tool, _, rules, _, options = call
-    if not Gate(rules, options).offers(tool):
+    if not Gate(rules=rules, options=options).offers(tool):
         assert decided(call).effect == "deny"
 
 
@@ -356,10 +369,12 @@ def test_a_tool_that_is_not_offered_is_denied(call: Any) -> None:
 )
 def test_a_dry_run_simulates_calls_that_are_not_safe(risk: str, effect: str, expected: bool) -> None:
     assert (
-        Gate((), GateOptions(dry_run=True)).is_dry(spec(risk=risk, effect=effect, approval="never"))
+        Gate(rules=(), options=GateOptions(dry_run=True)).is_dry(
+            spec(risk=risk, effect=effect, approval="never")
+        )
         == expected
     )
-    assert not Gate((), ALL).is_dry(spec(risk=risk, effect=effect))
+    assert not Gate(rules=(), options=ALL).is_dry(spec(risk=risk, effect=effect))
 
 
 def test_the_options_come_from_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,9 +439,9 @@ def test_a_denial_wins_over_every_reason_to_ask(refusal: str) -> None:
     tool = spec(approval="never", effect="irreversible", sensitive=secret)
     for tainted, unknown in itertools.product((False, True), repeat=2):
         for rules in itertools.permutations((ALLOW, ASK, *denying)):
-            gate = Gate(rules, options, lambda: (ALLOW,), lambda: NOW)
+            gate = Gate(rules=rules, options=options, grants=lambda: (ALLOW,), now=lambda: NOW)
             if refusal == "grant":
-                gate = Gate((ALLOW, ASK), options, lambda: (DENY,), lambda: NOW)
+                gate = Gate(rules=(ALLOW, ASK), options=options, grants=lambda: (DENY,), now=lambda: NOW)
             decision = gate.decide(tool, {"path": ".env"}, tainted=tainted, may_have_happened=unknown)
             assert decision.effect == "deny"
             assert MAY_HAVE_HAPPENED not in decision.reasons and SECRET not in decision.reasons

@@ -50,7 +50,7 @@ def test_a_missing_file_has_no_rules_unless_it_is_required(path: Path) -> None:
 
 
 def test_the_rules_are_read_in_their_order(path: Path) -> None:
-    expected = (Rule("deny", "a.*"), Rule("allow", "b", comment="because"))
+    expected = (Rule(effect="deny", tool="a.*"), Rule(effect="allow", tool="b", comment="because"))
     write(path, DENY, {"effect": "allow", "tool": "b", "comment": "because"})
     assert load(path) == Policies(expected)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
@@ -206,7 +206,7 @@ def test_an_invalid_or_deleted_file_keeps_the_earlier_rules(path: Path, broken: 
 
 
 def tool(name: str, source: str = "device", **schema: Any) -> ToolSpec:
-    return ToolSpec(name, "", {"type": "object", **schema}, source=source)
+    return ToolSpec(name=name, description="", input_schema={"type": "object", **schema}, source=source)
 
 
 PROPERTIES = {"path": {"type": "string"}, "limit": {"type": "integer"}}
@@ -225,14 +225,14 @@ def findings(*rules: Rule) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        (Rule("deny", "clock", expires="2020-01-01T00:00:00Z"), "has expired"),
-        (Rule("deny", "file.*", args={"pth": {"eq": "/a"}}), "takes the argument pth"),
-        (Rule("allow", "*"), "dangerously wide"),
-        (Rule("allow", "*.*", source="mcp:*"), "dangerously wide"),
+        (Rule(effect="deny", tool="clock", expires="2020-01-01T00:00:00Z"), "has expired"),
+        (Rule(effect="deny", tool="file.*", args={"pth": {"eq": "/a"}}), "takes the argument pth"),
+        (Rule(effect="allow", tool="*"), "dangerously wide"),
+        (Rule(effect="allow", tool="*.*", source="mcp:*"), "dangerously wide"),
     ],
 )
 def test_lint_reports_a_rule_that_is_useless_or_wide(rule: Rule, problem: str) -> None:
-    texts = findings(Rule("deny", "file.list", args={"folder": {"eq": "x"}}), rule)
+    texts = findings(Rule(effect="deny", tool="file.list", args={"folder": {"eq": "x"}}), rule)
     assert len(texts) == 1
     assert texts[0].startswith("Rule 2 (") and problem in texts[0] and texts[0].endswith(".")
 
@@ -240,14 +240,18 @@ def test_lint_reports_a_rule_that_is_useless_or_wide(rule: Rule, problem: str) -
 @pytest.mark.parametrize(
     "rule",
     [
-        Rule("deny", "clock", expires="2090-01-01T00:00:00Z"),
-        Rule("deny", "file.*", args={"folder": {"eq": "/a"}}),
-        Rule("allow", "file.write", args={"path": {"in": ["a", "b"], "glob": "b*"}, "limit": {"max": 1}}),
-        Rule("deny", "any", args={"x-a": {"eq": 1}}),
-        Rule("deny", "*"),
-        Rule("allow", "*", args={"path": {"under": "/srv"}}),
-        Rule("allow", "*", arguments_digest="d"),
-        Rule("deny", "clock", source="mcp:*"),
+        Rule(effect="deny", tool="clock", expires="2090-01-01T00:00:00Z"),
+        Rule(effect="deny", tool="file.*", args={"folder": {"eq": "/a"}}),
+        Rule(
+            effect="allow",
+            tool="file.write",
+            args={"path": {"in": ["a", "b"], "glob": "b*"}, "limit": {"max": 1}},
+        ),
+        Rule(effect="deny", tool="any", args={"x-a": {"eq": 1}}),
+        Rule(effect="deny", tool="*"),
+        Rule(effect="allow", tool="*", args={"path": {"under": "/srv"}}),
+        Rule(effect="allow", tool="*", arguments_digest="d"),
+        Rule(effect="deny", tool="clock", source="mcp:*"),
     ],
 )
 def test_lint_reports_no_sensible_rule(rule: Rule) -> None:
@@ -258,12 +262,12 @@ def test_lint_reports_no_sensible_rule(rule: Rule) -> None:
     ("rule", "problem"),
     [
         (
-            Rule("deny", "file.wirte"),
+            Rule(effect="deny", tool="file.wirte"),
             "may never match: no tool of the catalog or the server has this name; "
             "a tool that an app declares may.",
         ),
         (
-            Rule("deny", "clok", source="builtin"),
+            Rule(effect="deny", tool="clok", source="builtin"),
             "can never match: no tool of the server has this name.",
         ),
     ],

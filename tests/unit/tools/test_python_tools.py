@@ -29,7 +29,7 @@ def stock(item: Annotated[str, Field(description="the plural, as in apples")], c
     \"\"\"Tell how many of an item the shop has.\"\"\"
     return STOCK.get(item, 0)
 """
-CONTEXT = CallContext("s-1", "c-1", "Europe/Berlin")
+CONTEXT = CallContext(session_id="s-1", call_id="c-1", time_zone="Europe/Berlin")
 
 
 def toolset(tmp_path: Path, code: str) -> PythonToolset:

@@ -41,7 +41,7 @@ async def reminders(start: datetime, repeat: Repeat, end: datetime, zone: ZoneIn
     fields = Fields()
     evening = (start - timedelta(days=1)).replace(hour=18, minute=0, second=0, tzinfo=zone)
     arguments = {"text": "x", "at": start.isoformat(), "repeat": repeat}
-    context = CallContext("s", "c", zone.key, person=fields)
+    context = CallContext(session_id="s", call_id="c", time_zone=zone.key, person=fields)
     assert (await ScheduleTask(lambda: evening).run(arguments, context)).success
     reminder: Reminder | None
     (reminder,) = read_reminders(fields.get(FIELD))

@@ -30,7 +30,7 @@ predicates = st.sampled_from([{"eq": "x"}, {"in": [1, {"a": ["é"]}]}, {"glob": 
 
 
 def spec(name: str = "file.write", **fields: Any) -> ToolSpec:
-    return ToolSpec(name, "Does it", {"type": "object"}, **fields)
+    return ToolSpec(name=name, description="Does it", input_schema={"type": "object"}, **fields)
 
 
 def matched(rule: Rule, arguments: dict[str, Any] | None = None, **fields: Any) -> str:
@@ -54,16 +54,16 @@ def matched(rule: Rule, arguments: dict[str, Any] | None = None, **fields: Any) 
     ],
 )
 def test_a_tool_is_named_by_a_pattern_for_its_whole_name(glob: str, name: str, expected: str) -> None:
-    assert matched(Rule("deny", glob), name=name) == expected
+    assert matched(Rule(effect="deny", tool=glob), name=name) == expected
 
 
 def test_a_source_narrows_a_rule() -> None:
-    assert matched(Rule("deny", "*", source="mcp:*"), source="mcp:files") == "yes"
-    assert matched(Rule("deny", "*", source="mcp:*"), source="device") == "no"
+    assert matched(Rule(effect="deny", tool="*", source="mcp:*"), source="mcp:files") == "yes"
+    assert matched(Rule(effect="deny", tool="*", source="mcp:*"), source="device") == "no"
 
 
 def test_a_rule_with_a_fingerprint_applies_to_one_definition() -> None:
-    rule = Rule("allow", "*", fingerprint=spec().fingerprint)
+    rule = Rule(effect="allow", tool="*", fingerprint=spec().fingerprint)
     assert matched(rule) == "yes"
     assert matched(rule, risk="high") == "no"
 
@@ -80,14 +80,16 @@ def test_a_rule_with_a_fingerprint_applies_to_one_definition() -> None:
     ],
 )
 def test_a_rule_ends_when_it_expires(expires: str, expected: str) -> None:
-    assert matched(Rule("deny", "*", expires=expires)) == expected
+    assert matched(Rule(effect="deny", tool="*", expires=expires)) == expected
 
 
 # -- arguments
 
 
 def test_all_predicates_of_a_rule_must_hold() -> None:
-    rule = Rule("allow", "*", args={"path": {"under": "/srv", "glob": "*.txt"}, "limit": {"max": 3}})
+    rule = Rule(
+        effect="allow", tool="*", args={"path": {"under": "/srv", "glob": "*.txt"}, "limit": {"max": 3}}
+    )
     assert matched(rule, {"path": "/srv/a.txt", "limit": 3}) == "yes"
     assert matched(rule, {"path": "/srv/a.md", "limit": 3}) == "no"
     assert matched(rule, {"path": "/srv/a.txt", "limit": 4}) == "no"
@@ -100,7 +102,7 @@ def test_only_allow_rules_with_predicates_are_closed() -> None:
         rule = parse_rule({"effect": effect, "tool": "*", "args": {"path": {"glob": "/srv/*"}}})
         assert matched(rule, arguments) == expected
         assert matched(rule, {"path": "/srv/a"}) == "yes"
-    assert matched(Rule("allow", "*"), arguments) == "yes"
+    assert matched(Rule(effect="allow", tool="*"), arguments) == "yes"
 
 
 def test_a_disguised_value_matches_only_ask_and_deny_rules() -> None:
@@ -143,7 +145,7 @@ def test_values_outside_the_canonical_form_have_distinct_digests(first: Any, sec
 
 def test_a_rule_for_exactly_these_arguments() -> None:
     digest = arguments_digest("file.write", {"path": "/a"})
-    rule = Rule("allow", "*", arguments_digest=digest)
+    rule = Rule(effect="allow", tool="*", arguments_digest=digest)
     assert matched(rule, {"path": "/a"}) == "yes"
     assert matched(rule, {"path": "/b"}) == "no"
     assert matched(rule, {"path": "/a", "mode": "x"}) == "no"
@@ -204,8 +206,8 @@ def test_an_invalid_rule_is_rejected_with_the_reason(value: Any, reason: str) ->
 printable = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), min_size=1)
 rules = st.builds(
     Rule,
-    st.sampled_from(["allow", "ask", "deny"]),
-    printable,
+    effect=st.sampled_from(["allow", "ask", "deny"]),
+    tool=printable,
     source=st.none() | printable,
     args=st.dictionaries(printable, predicates, max_size=3),
     scope=st.sampled_from(["session", "always"]),
@@ -222,7 +224,7 @@ def test_encoded_rules_decode_to_the_same_rules(given_rules: list[Rule]) -> None
 
 
 def test_no_rules_are_an_empty_text_and_defaults_are_left_out() -> None:
-    assert json.loads(encode_rules([Rule("deny", "a.*")])) == [{"effect": "deny", "tool": "a.*"}]
+    assert json.loads(encode_rules([Rule(effect="deny", tool="a.*")])) == [{"effect": "deny", "tool": "a.*"}]
     assert encode_rules([]) == ""
     assert decode_rules("") == decode_rules("[]") == ()
 
@@ -252,8 +254,8 @@ def test_json_that_could_be_read_in_two_ways_is_refused(text: str) -> None:
 
 def test_a_rule_is_described_on_one_line() -> None:
     rule = Rule(
-        "allow",
-        "file.*",
+        effect="allow",
+        tool="file.*",
         source="mcp:files",
         args={"path": {"under": "/srv"}, "limit": {"max": 3}},
         scope="session",
@@ -264,5 +266,5 @@ def test_a_rule_is_described_on_one_line() -> None:
         'allow file.* from mcp:files where path is under "/srv" and limit is at most 3, '
         "as the tool was defined then, until 2030-01-31T18:00:00Z, for this session"
     )
-    assert "exactly the approved ones" in describe(Rule("allow", "*", arguments_digest="d"))
-    assert "\\u001b" in describe(Rule("allow", "*", args={"a": {"eq": "\x1b[31m"}}))
+    assert "exactly the approved ones" in describe(Rule(effect="allow", tool="*", arguments_digest="d"))
+    assert "\\u001b" in describe(Rule(effect="allow", tool="*", args={"a": {"eq": "\x1b[31m"}}))

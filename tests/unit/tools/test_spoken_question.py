@@ -30,7 +30,15 @@ def ask(
     spoken: str | None = None,
     schema: dict[str, Any] | None = None,
 ) -> Question:
-    spec = ToolSpec(name, "", schema or {}, risk=risk, effect=effect, title=title, spoken=spoken)
+    spec = ToolSpec(
+        name=name,
+        description="",
+        input_schema=schema or {},
+        risk=risk,
+        effect=effect,
+        title=title,
+        spoken=spoken,
+    )
     return make_question(language, spec, arguments, zone=ZONE)
 
 
@@ -935,7 +943,9 @@ def test_a_high_question_gives_the_words_to_repeat_in_every_attempt() -> None:
 
 
 def test_reasons_come_first_and_are_our_own_sentences() -> None:
-    question = make_question("en", ToolSpec("t", "", {}), {}, ("may_have_happened", "untrusted"))
+    question = make_question(
+        "en", ToolSpec(name="t", description="", input_schema={}), {}, ("may_have_happened", "untrusted")
+    )
     reasons = (
         "An earlier identical call may have happened already. This conversation holds text from strangers."
     )
@@ -947,7 +957,15 @@ def test_reasons_come_first_and_are_our_own_sentences() -> None:
 def test_a_tool_of_an_untrusted_mcp_server_is_asked_about_with_the_servers_name_first(
     title: str | None,
 ) -> None:
-    spec = ToolSpec("weather.delete_photos", "", {}, "mcp:weather", "high", title=title, untrusted=True)
+    spec = ToolSpec(
+        name="weather.delete_photos",
+        description="",
+        input_schema={},
+        source="mcp:weather",
+        risk="high",
+        title=title,
+        untrusted=True,
+    )
     for attempt in (1, 3):
         sentence = prompt(make_question("en", spec, {"album": "Rome"}), attempt)
         assert sentence.startswith("weather asks to use the tool ") and "May I" not in sentence

@@ -21,7 +21,9 @@ ENDING = "Nothing was run. Call it again with corrected arguments."
 
 
 def tool(properties: Any = None, **keywords: Any) -> ToolSpec:
-    return ToolSpec("t", "", {"type": "object", "properties": properties or {}, **keywords})
+    return ToolSpec(
+        name="t", description="", input_schema={"type": "object", "properties": properties or {}, **keywords}
+    )
 
 
 def tool_of(schema: Any) -> ToolSpec:
@@ -187,7 +189,10 @@ def test_json_text_nested_too_deep_is_refused_like_json() -> None:
 
 
 def test_a_tool_with_an_invalid_schema_cannot_be_called() -> None:
-    checked = validate(ToolSpec("t", "", {"type": "object", "$ref": "https://example.org/x"}), "{}")
+    checked = validate(
+        ToolSpec(name="t", description="", input_schema={"type": "object", "$ref": "https://example.org/x"}),
+        "{}",
+    )
     assert isinstance(checked, ToolOutcome)
     assert checked.error_type == "internal_error"
 
@@ -307,7 +312,7 @@ def test_a_value_is_valid_or_not(schema: Any, value: Any, expected: bool) -> Non
 
 
 def numbered(number: int, **keywords: Any) -> ToolSpec:
-    return ToolSpec(f"t{number}", "", {"type": "object", **keywords})
+    return ToolSpec(name=f"t{number}", description="", input_schema={"type": "object", **keywords})
 
 
 def test_compiled_schemas_are_cached_and_the_oldest_is_dropped() -> None:
@@ -400,7 +405,7 @@ def test_validation_never_raises_and_accepted_arguments_are_valid(schema: Any, v
         read_schema(schema)
     except SchemaError:
         return
-    spec = ToolSpec("t", "", schema)
+    spec = ToolSpec(name="t", description="", input_schema=schema)
     checked = validate(spec, value if isinstance(value, str) else msgspec.json.encode(value).decode())
     if isinstance(checked, Valid):
         second = validate(spec, msgspec.json.encode(checked.arguments).decode())

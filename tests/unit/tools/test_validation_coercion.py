@@ -67,7 +67,10 @@ def test_arguments_are_coerced(schema: dict[str, Any], arguments: Any, expected:
 def test_an_empty_text_for_an_optional_argument_that_cannot_be_empty_is_left_out(schema: Any) -> None:
     assert coerced({"properties": {"v": schema}}, {"v": ""}) == {}
     required = validate(
-        ToolSpec("t", "", {**OBJECT, "properties": {"v": schema}, "required": ["v"]}), '{"v": ""}'
+        ToolSpec(
+            name="t", description="", input_schema={**OBJECT, "properties": {"v": schema}, "required": ["v"]}
+        ),
+        '{"v": ""}',
     )
     assert isinstance(required, ToolOutcome) and "missing required argument 'v'" in str(
         required.error_message
@@ -94,5 +97,8 @@ def test_valid_values_are_unchanged_next_to_coerced_ones() -> None:
 
 @pytest.mark.parametrize("value", ["1152921504606846976.0", "1e300", "-18014398509481984.0"])
 def test_a_float_that_may_stand_for_several_integers_stays(value: str) -> None:
-    checked = validate(ToolSpec("t", "", {**OBJECT, "properties": {"n": INTEGER}}), f'{{"n": {value}}}')
+    checked = validate(
+        ToolSpec(name="t", description="", input_schema={**OBJECT, "properties": {"n": INTEGER}}),
+        f'{{"n": {value}}}',
+    )
     assert isinstance(checked, Valid) and type(checked.arguments["n"]) is float

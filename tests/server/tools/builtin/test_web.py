@@ -16,7 +16,7 @@ from tests.stand_ins.searxng import searxng
 from tests.stand_ins.web_site import site
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 PAGE = f"""<html><head><title>Herons</title><script>alert("gotcha")</script></head><body>
 <nav><a href="/">Home</a> <a href="/shop">Shop</a></nav>
 <article><h1>Herons</h1><p>{"Herons stand still and eat fish. " * 20}</p></article>

@@ -16,7 +16,7 @@ from tests.stand_ins.odd_mcp_server import DONE, JSON, OddAnswer, OddMcpServer
 from tests.stand_ins.web_site import full_port
 from tests.system.mcp.test_toolset import Host, at, use
 
-CONTEXT = CallContext("session", "call")
+CONTEXT = CallContext(session_id="session", call_id="call")
 ERROR = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "Session not found"}}'
 
 

@@ -10,7 +10,7 @@ from conductor.plugins.tools.builtin import BuiltinToolset, builtin_specs, stand
 from conductor.tools.base import CallContext
 from conductor.tools.schema import read_schema
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 KINDS = """\
 get_current_time safe read
 calculator safe read

@@ -205,8 +205,8 @@ def test_any_text_is_answered_soon(expression: str) -> None:
 
 
 async def test_a_result_and_a_failure_are_outcomes() -> None:
-    outcome = await Calculator().run({"expression": "17% of 2340"}, CallContext("s", "c"))
+    outcome = await Calculator().run({"expression": "17% of 2340"}, CallContext(session_id="s", call_id="c"))
     assert (outcome.success, outcome.data) == (True, {"result": "397.8"})
-    outcome = await Calculator().run({"expression": "1/0"}, CallContext("s", "c"))
+    outcome = await Calculator().run({"expression": "1/0"}, CallContext(session_id="s", call_id="c"))
     assert (outcome.success, outcome.error_type) == (False, "validation_failed")
     assert outcome.error_message == "It divides by zero. Nothing was computed."

@@ -16,7 +16,9 @@ NOON = datetime(2026, 7, 1, 12, 30, 15, 999_999, tzinfo=UTC)
 
 async def ask(timezone: str | None = None, own: str | None = None) -> ToolOutcome:
     arguments = {} if timezone is None else {"timezone": timezone}
-    return await CurrentTime(lambda: NOON).run(arguments, CallContext("s", "c", time_zone=own))
+    return await CurrentTime(lambda: NOON).run(
+        arguments, CallContext(session_id="s", call_id="c", time_zone=own)
+    )
 
 
 @pytest.mark.parametrize(

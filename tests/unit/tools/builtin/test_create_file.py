@@ -18,7 +18,7 @@ from conductor.tools.base import CallContext, ToolOutcome
 from tests.unit.tools.builtin.conftest import paths_in
 from tests.unit.tools.builtin.races import exchange, interrupted
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from conductor.tools.base import CallContext, ToolOutcome
 from tests.server.wires import WAIT
 from tests.unit.tools.builtin.races import exchange, interrupted
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture

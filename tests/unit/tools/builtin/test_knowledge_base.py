@@ -21,7 +21,7 @@ from conductor.tools.base import CallContext, ToolOutcome
 from tests.server.wires import WAIT
 from tests.unit.tools.builtin.test_knowledge_text import pdf
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from conductor.plugins.tools.notes import EXCERPT_CHARS, NotesCreate, NotesSearc
 from conductor.plugins.tools.sandbox import Files, Roots
 from conductor.tools.base import CallContext, ToolOutcome
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ async def test_a_note_is_a_file_that_only_the_server_may_read(folder: Path) -> N
     file = folder / "2026-03-01-heron-food.md"
     assert file.read_text() == "# Heron food\n\nBuy sprats.\n"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    outcome = await create(folder, "x", context=CallContext("s", "c", time_zone="Europe/Berlin"))
+    outcome = await create(
+        folder, "x", context=CallContext(session_id="s", call_id="c", time_zone="Europe/Berlin")
+    )
     assert outcome.data == {"path": "2026-03-02-x.md"}
     assert (await create(folder / "gone", "a")).error_type == "io_error"
     assert (await search(folder / "gone")).error_type == "io_error"

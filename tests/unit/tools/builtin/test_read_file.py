@@ -18,7 +18,7 @@ from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, may_hold_s
 from conductor.tools.base import CallContext, ToolOutcome, succeeded
 from tests.server.wires import WAIT
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 async def ask(root: Path, path: str, **arguments: Any) -> ToolOutcome:

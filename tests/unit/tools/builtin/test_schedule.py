@@ -26,7 +26,7 @@ NOW = datetime(2026, 3, 27, 9, 30, tzinfo=BERLIN)  # a Friday; the clocks change
 async def schedule(
     fields: Fields | None, zone: str | None = "Europe/Berlin", now: datetime = NOW, **arguments: Any
 ) -> ToolOutcome:
-    context = CallContext("s", "c", zone, person=fields)
+    context = CallContext(session_id="s", call_id="c", time_zone=zone, person=fields)
     return await ScheduleTask(lambda: now).run({"text": "water the plants", **arguments}, context)
 
 
@@ -147,7 +147,13 @@ async def test_an_invalid_time_is_refused_with_a_reason(arguments: dict[str, Any
 def test_repetitions_follow_the_persons_clock(
     repeat: Repeat, due: datetime, following: list[datetime]
 ) -> None:
-    reminder = Reminder("reminder_1", "x", epoch_ms(due.replace(tzinfo=BERLIN)), repeat, "Europe/Berlin")
+    reminder = Reminder(
+        id="reminder_1",
+        text="x",
+        due_ms=epoch_ms(due.replace(tzinfo=BERLIN)),
+        repeat=repeat,
+        zone="Europe/Berlin",
+    )
     for expected in following:
         after = reminder.next(reminder.due_ms)
         assert after is not None
@@ -170,7 +176,15 @@ async def test_a_time_that_clocks_skip_is_late_on_that_day_only() -> None:
 
 def test_missed_repetitions_are_left_out() -> None:
     due = datetime(2026, 3, 20, 8, tzinfo=BERLIN)
-    reminder = Reminder("reminder_1", "x", epoch_ms(due), "daily", "Europe/Berlin", "s-1", 5)
+    reminder = Reminder(
+        id="reminder_1",
+        text="x",
+        due_ms=epoch_ms(due),
+        repeat="daily",
+        zone="Europe/Berlin",
+        session="s-1",
+        taken_ms=5,
+    )
     after = reminder.next(epoch_ms(NOW))
     assert after is not None and after.local == datetime(2026, 3, 28, 8, tzinfo=BERLIN)
     assert (after.session, after.taken_ms) == ("", 0)
@@ -181,7 +195,7 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
     fields = Fields()
     await schedule(fields, at="12:00", text="lunch", repeat="weekdays")
     await schedule(fields, in_minutes=1)
-    context = CallContext("s", "c", person=fields)
+    context = CallContext(session_id="s", call_id="c", person=fields)
     reminders = (await ListScheduledTasks().run({}, context)).data["reminders"]
     assert [reminder["id"] for reminder in reminders] == ["reminder_2", "reminder_1"]
     assert reminders[1] == {
@@ -200,7 +214,7 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
 
 async def test_no_two_reminders_of_a_person_have_the_same_id() -> None:
     fields = Fields()
-    context = CallContext("s", "c", person=fields)
+    context = CallContext(session_id="s", call_id="c", person=fields)
     for _ in range(2):
         await schedule(fields, in_minutes=1)
     await CancelScheduledTask().run({"id": "reminder_2"}, context)
@@ -218,7 +232,7 @@ async def test_no_two_reminders_of_a_person_have_the_same_id() -> None:
 async def test_a_list_of_another_version_is_not_overwritten(of_later: str) -> None:
     fields = Fields()
     fields.texts[FIELD] = of_later
-    context = CallContext("s", "c", person=fields)
+    context = CallContext(session_id="s", call_id="c", person=fields)
     for outcome in (
         await schedule(fields, in_minutes=1),
         await CancelScheduledTask().run({"id": "reminder_1"}, context),
@@ -231,7 +245,7 @@ async def test_a_list_of_another_version_is_not_overwritten(of_later: str) -> No
 
 
 async def test_the_number_of_reminders_is_bounded_and_an_unknown_zone_is_utc() -> None:
-    full = tuple(Reminder(f"reminder_{number + 1}", "x", 1) for number in range(MAX_REMINDERS))
+    full = tuple(Reminder(id=f"reminder_{number + 1}", text="x", due_ms=1) for number in range(MAX_REMINDERS))
     fields = Fields()
     fields.texts[FIELD] = write_reminders(full)
     assert (await schedule(fields, in_minutes=1)).error_type == "validation_failed"
@@ -244,6 +258,6 @@ async def test_the_number_of_reminders_is_bounded_and_an_unknown_zone_is_utc() -
 async def test_a_store_that_fails_is_an_outcome() -> None:
     assert (await schedule(Fields(fails=True), in_minutes=1)).error_type == "unknown"
     assert (await schedule(None, in_minutes=1)).error_type == "io_error"
-    nowhere = CallContext("s", "c")
+    nowhere = CallContext(session_id="s", call_id="c")
     assert (await ListScheduledTasks().run({}, nowhere)).error_type == "io_error"
     assert read_reminders("[{") == ()

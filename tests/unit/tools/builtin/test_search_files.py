@@ -13,7 +13,7 @@ from conductor.plugins.tools.sandbox import Files, Roots
 from conductor.plugins.tools.search_files import MAX_FILE_BYTES, SearchFiles
 from conductor.tools.base import CallContext, ToolOutcome
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Fields:
 async def call(
     tool: AddTask | ListTasks | UpdateTask, fields: Fields | None, **arguments: Any
 ) -> ToolOutcome:
-    return await tool.run(arguments, CallContext("s", "c", fields=fields))
+    return await tool.run(arguments, CallContext(session_id="s", call_id="c", fields=fields))
 
 
 async def add(fields: Fields, title: str = "buy milk", **arguments: Any) -> ToolOutcome:

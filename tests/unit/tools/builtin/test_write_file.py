@@ -22,7 +22,7 @@ from conductor.plugins.tools.write_file import (
 from conductor.tools.base import CallContext, ToolOutcome
 from tests.unit.tools.builtin.conftest import paths_in
 
-CONTEXT = CallContext("s", "c")
+CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 @pytest.fixture
