@@ -174,8 +174,8 @@ async def test_the_javascript_program_of_the_readme_runs_as_written(tmp_path: Pa
     assert output.startswith("May I") and output.endswith("\nThe lamp in the hall is on\n")
 
 
-async def test_the_python_program_of_the_readme_runs_as_written(tmp_path: Path) -> None:
-    output = await run_as_written(tmp_path, "README.md", "lamp.py")
+async def test_the_python_program_of_its_page_runs_as_written(tmp_path: Path) -> None:
+    output = await run_as_written(tmp_path, "docs/clients/python.md", "lamp.py")
     assert re.fullmatch(r".*\blamp\b.*\bon\b.*\n", output)
 
 
@@ -197,7 +197,9 @@ async def test_the_server_runs_in_another_program_and_in_its_tests(
 
 def test_the_programs_of_the_pages_are_short() -> None:
     texts = [
-        text for page in ("README.md", "docs/your-first-voice-app.md") for text, _ in programs(page).values()
+        text
+        for page in ("README.md", "docs/clients/python.md", "docs/your-first-voice-app.md")
+        for text, _ in programs(page).values()
     ]
     assert len(texts) == 3
     assert all(text.count("\n") <= 70 for text in texts)
