@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -55,8 +56,33 @@ def test_compose_agrees_with_the_image() -> None:
 
 def test_the_packages_have_one_version() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    package = (ROOT / "clients" / "js" / "package.json").read_text(encoding="utf-8")
-    assert f'version = "{__version__}"' in project and f'"version": "{__version__}"' in package
+    assert f'version = "{__version__}"' in project
+    for file, line in (
+        ("js/package.json", f'"version": "{__version__}"'),
+        ("python/pyproject.toml", f'version = "{__version__}"'),
+        ("kotlin/build.gradle.kts", f'version = "{__version__}"'),
+    ):
+        assert line in (ROOT / "clients" / file).read_text(encoding="utf-8"), file
+    assert (ROOT / "clients" / "js" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+
+
+def test_the_client_alone_has_the_ranges_of_the_server() -> None:
+    server, client = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        for folder in (".", "clients/python")
+    )
+    assert {*client["dependencies"]} <= {*server["dependencies"]} and len(client["dependencies"]) == 2
+
+
+def test_links_of_a_page_lead_to_the_repository_on_an_index() -> None:
+    absolute_links = runpy.run_path(str(ROOT / "scripts" / "release"))["absolute_links"]
+    page = "[a](docs/a.md#b) [b](../x.md) [c](#d) [e](https://e.example/) ![f](g.png)"
+    text = absolute_links(page, ROOT / "clients" / "js", ROOT, "https://code.example/c/blob/v1")
+    base = "https://code.example/c/blob/v1/clients"
+    assert text == (
+        f"[a]({base}/js/docs/a.md#b) [b]({base}/x.md) [c](#d) [e](https://e.example/) "
+        "![f](https://code.example/c/raw/v1/clients/js/g.png)"
+    )
 
 
 @pytest.mark.extended
