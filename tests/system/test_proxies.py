@@ -10,6 +10,8 @@ import asyncio
 import os
 import re
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import product
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from conductor.client import connect
 from tests.app import App
 from tests.conftest import ROOT
 from tests.server.test_one_port import KEY, OPENED, REQUESTS, TOKEN, serving, statuses
@@ -56,6 +59,44 @@ def documented(name: str, *replacements: tuple[str, str]) -> str:
     return file
 
 
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of localhost; gives its file, and its key's."""
+    openssl, key, path = (
+        program("PROXIES", "openssl", path=PATHS),
+        folder / "key.pem",
+        folder / "localhost.pem",
+    )
+    make = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    make += ["-keyout", str(key), "-out", str(path), "-days", "2", "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(make, check=True, capture_output=True, timeout=WAIT, stdin=subprocess.DEVNULL)
+    return path, key
+
+
+def command_with_tls(name: str, folder: Path, port: int, server: int) -> list[str]:
+    """Write the file of a proxy as it stands in the document, but for addresses and certificate."""
+    executable, config = program("PROXIES", name, path=PATHS), folder / "config"
+    to_server = (r"127\.0\.0\.1:8080", f"127.0.0.1:{server}")
+    path, key = certificate(folder)
+    match name:
+        case "caddy":
+            site = (r"^voice\.example\.com \{", f"https://localhost:{port} {{\ntls {path} {key}")
+            options = "{\nadmin off\nauto_https disable_redirects\n}\n"
+            config.write_text(options + documented("Caddy", to_server, site))
+            return [executable, "run", "--adapter", "caddyfile", "--config", str(config)]
+        case "nginx":
+            own = [(r"443 ssl", f"127.0.0.1:{port} ssl"), (r"voice\.example\.com;", "localhost;")]
+            own += [(r"/etc/ssl/voice\S+crt", str(path)), (r"/etc/ssl/private/\S+key", str(key))]
+            config.write_text(NGINX.format(folder=folder, file=documented("nginx", to_server, *own)))
+            return [executable, "-p", str(folder), "-c", str(config)]
+        case _:
+            both = folder / "both.pem"
+            both.write_text(path.read_text() + key.read_text())
+            own = [(r":443 ssl crt \S+", f"127.0.0.1:{port} ssl crt {both}")]
+            config.write_text(documented("HAProxy", to_server, *own))
+            return [executable, "-db", "-f", str(config)]
+
+
 def command(name: str, folder: Path, port: int, server: int) -> list[str]:
     """Write the file of a proxy that listens on a port; gives the command that runs it."""
     executable, config = program("PROXIES", name, path=PATHS), folder / "config"
@@ -75,12 +116,16 @@ def command(name: str, folder: Path, port: int, server: int) -> list[str]:
             return [executable, "-db", "-f", str(config)]
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @asynccontextmanager
 async def proxied(name: str, folder: Path, server: int) -> AsyncIterator[int]:
     """Run a proxy in front of a server's port; yields the port of the proxy once it passes requests."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     async with started(
         command(name, folder, port, server), environment={"HOME": str(folder), "XDG_DATA_HOME": str(folder)}
     ):
@@ -118,3 +163,26 @@ async def test_apps_connect_and_talk_through_a_proxy_beside_requests_of_the_api(
             async with App(url, f"s-{number}", headers=headers) as app:
                 await app.ask("Hello.")
                 assert await statuses(port, [get("/sessions"), get("/v1/sessions", KEY)]) == [200, 200]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["haproxy", "nginx", "caddy"])
+async def test_an_app_talks_through_tls_by_the_file_of_the_document(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    async with serving() as server, asyncio.timeout(8 * WAIT):
+        run = command_with_tls(name, tmp_path, port, server)
+        trusted = str(tmp_path / "localhost.pem")
+        monkeypatch.setenv("SSL_CERT_FILE", trusted)
+        context = ssl.create_default_context(cafile=trusted)
+        async with started(run, environment={"HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("localhost", port, ssl=context)
+                    writer.close()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)  # another process: there is nothing to wait on
+            async with connect(f"wss://localhost:{port}/ws", token=TOKEN) as client:
+                assert (await (await client.say("Hello."))).text
