@@ -392,7 +392,7 @@ class Connection(Writer):
         readings = await session.gate.read(tools or [])
         try:
             answer = await learn(session, event)
-            if not (new or await session.verify()):
+            if not (new or await session.commits.verify()):
                 return False
         except Fenced:
             return False

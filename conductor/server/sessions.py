@@ -179,7 +179,7 @@ class SessionRegistry:
         binding = self._bindings.get(key)
         if binding is None or not binding.session.done() or binding.session.exception() is not None:
             return False
-        return await binding.session.result().verify()
+        return await binding.session.result().commits.verify()
 
     def connected(self, subject: str, session_id: str | None = None) -> Session | None:
         """Find the subject's newest session with a connected client, or the one of that id."""
@@ -212,7 +212,7 @@ class SessionRegistry:
 
     async def _verified(self, session: Session, key: SessionKey, connection: Peer) -> bool:
         try:
-            return await session.verify()
+            return await session.commits.verify()
         except BaseException:
             self.unbind(key, connection)
             raise
@@ -300,7 +300,7 @@ class SessionRegistry:
                 binding.session.cancel()
         self._verifying = asyncio.create_task(self._verify_all(reason))
 
-    def _rolled_back(self) -> None:
+    def store_rolled_back(self) -> None:
         """Let all sessions write again what the store has lost, those at rest as well."""
         if self._verifying is None or self._verifying.done():
             self._verifying = asyncio.create_task(self._verify_all("session store lost commits"))
@@ -311,7 +311,7 @@ class SessionRegistry:
         async def verify(session: Session) -> None:
             async with at_once:
                 try:
-                    await session.verify()
+                    await session.commits.verify()
                 except StoreError as error:  # its next commit fails if the session is lost
                     log.warning("session could not be verified", error=type(error).__name__)
 
@@ -391,21 +391,18 @@ class SessionRegistry:
         tools, admission = state.profile.tools, self._services.admission
         readings = await read_declarations(tools, admission) if tools is not None else None
         services = self._services
-        session: Session = Session(
+        binding = self._bindings.get(key)
+        return Session(
             services,
             services.store,
             claim,
             state,
-            lambda stale: self._on_lost(session, stale),
-            former,
-            readings,
+            home=self,
+            former=former,
+            readings=readings,
+            visits=binding is not None and all(isinstance(peer, Visitor) for peer in binding.connections),
             wall=wall_ms,
         )
-        session.on_rollback = self._rolled_back
-        binding = self._bindings.get(key)
-        if binding is not None and all(isinstance(peer, Visitor) for peer in binding.connections):
-            session.visit()
-        return session
 
     async def _check_client_waits(self, key: SessionKey) -> None:
         # Claim only for a client that is still connected: another process may serve it now.
@@ -416,7 +413,8 @@ class SessionRegistry:
                 return
         raise StoreUnavailable("No client waits for the session.")
 
-    def _on_lost(self, session: Session, stale: bool) -> None:
+    def session_lost(self, session: Session, *, stale: bool) -> None:
+        """Unbind the connections of a session that another process owns, or that is only ``stale`` here."""
         binding = self._bindings.get(session.key)
         if binding is None or not binding.session.done() or binding.session.result() is not session:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import structlog
 
@@ -20,11 +20,13 @@ from conductor.events.server import (
     SessionGoaway,
     SessionStarted,
 )
-from conductor.session.commits import SessionCore
 from conductor.session.diagnostics import of_start
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
 from conductor.tools.declarations import Reading
+
+if TYPE_CHECKING:  # its parts are below it
+    from conductor.session.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +41,7 @@ ResumeAnswer: TypeAlias = tuple[list[str], list[str]]
 class Clients:
     """Handles the connections and the events of one session's clients."""
 
-    def __init__(self, session: SessionCore) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._ack_ids: list[str] = []
         self._acking: asyncio.TimerHandle | None = None
@@ -149,7 +151,7 @@ class Clients:
 
             if started is not None and is_new:
                 outbox.stop_sending()
-            await session.decide(decision)
+            await session.commits.decide(decision)
             if started is not None:
                 outbox.transport = transport
                 session.flash(started, first=True)
@@ -208,7 +210,7 @@ class Clients:
     def _flush_now(self) -> None:
         self._flushing = None
         if not self._session.is_closed:
-            self._session.spawn(self._session.flush())
+            self._session.spawn(self._session.commits.flush())
 
     # -- diagnostics
 

@@ -143,7 +143,7 @@ def _ignore(session: Session, inbound: Inbound) -> InboundResult:
 
 async def record(session: Session, event_id: str, event: object) -> Response:
     """Commit the meaning of an event. Raises `StoreError`."""
-    return await session.decide(lambda: receive(session.view, event_id, event))
+    return await session.commits.decide(lambda: receive(session.view, event_id, event))
 
 
 # -- results
@@ -193,7 +193,7 @@ async def _report(session: Session, event_id: str, event: Report) -> bool:
 
 
 async def _insist_report(session: Session, event_id: str, event: Report) -> None:
-    if await session.insist(lambda: receive(session.view, "", event)):
+    if await session.commits.insist(lambda: receive(session.view, "", event)):
         session.outbox.acknowledge(event.call_id)
         session.clients.acknowledge(event_id)
         session.changed()
@@ -254,7 +254,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         return Refuse("rate_limited", _TOO_MANY, wait_s) if wait_s else response
 
     try:
-        response = await session.decide(decision)
+        response = await session.commits.decide(decision)
     except StoreError:  # the client sends it again
         if is_counted:
             session.bucket.give_back()
@@ -282,7 +282,7 @@ async def _record_later(session: Session, later: Later, event_id: str, event: cl
     try:
         while isinstance(response, Later):
             await asyncio.sleep(max(0, response.at - session.view.now()) / 1000)
-            response = await session.decide(decision)
+            response = await session.commits.decide(decision)
         session.clients.acknowledge(event_id)
     except StoreError as error:
         session.report_store_failure(error)
@@ -335,7 +335,7 @@ async def take_decision(
         # First, in the person's record: after the decision its failure would turn "always" into "once".
         if _outcome_of(question.id, tapped(session.view, decision, decided_by)) == "allowed":
             await session.gate.grant_always(question)
-    response = await session.decide(lambda: tapped(session.view, decision, decided_by))
+    response = await session.commits.decide(lambda: tapped(session.view, decision, decided_by))
     if isinstance(response, ApprovalResolved):
         return response
     outcome = _outcome_of(decision.approval_id, response)
@@ -355,6 +355,6 @@ async def _declare(session: Session, tools: list[Any], event_id: str, transport:
         return
     rejected = session.gate.declare(tools, readings)
     changed = replace(session.state.profile, tools=tools)
-    await session.decide(lambda: [ProfileDeclared(changed)])
+    await session.commits.decide(lambda: [ProfileDeclared(changed)])
     session.flash(ToolsChanged(session.gate.declared, rejected))
     session.clients.diagnose(of_tools(tools, event_id))

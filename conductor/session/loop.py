@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -30,13 +29,17 @@ from conductor.conversation.steps import (
 )
 from conductor.conversation.view import finish, finish_without_result
 from conductor.messages import AssistantMessage
-from conductor.session.commits import SessionCore
+from conductor.session import programs
+from conductor.session.fields import Fields
 from conductor.session.model import ModelSteps
 from conductor.session.spoken import word_form, word_questions
 from conductor.speech import for_the_ear
-from conductor.tools.base import PersonQuestion, ToolOutcome
+from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome
 from conductor.tools.outcomes import definition_changed, interrupted_outcome
 from conductor.tools.validation import Valid, validate
+
+if TYPE_CHECKING:  # its parts are below it
+    from conductor.session.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +47,7 @@ log = structlog.get_logger(__name__)
 class Loop:
     """Runs while a turn runs or waits; an idle session has no loop."""
 
-    def __init__(self, session: SessionCore, on_end: Callable[[], None]) -> None:
+    def __init__(self, session: Session, on_end: Callable[[], None]) -> None:
         self._session = session
         self._on_end = on_end
         self._model = ModelSteps(session)
@@ -101,7 +104,7 @@ class Loop:
             case AwaitResults():
                 await self._await_results(step)
             case _:
-                await session.insist(self._records, gives_up=True)
+                await session.commits.insist(self._records, gives_up=True)
 
     def _records(self) -> list[r.Record]:
         step = next_step(self._session.view)
@@ -112,7 +115,7 @@ class Loop:
         self._work = session.spawn(work)
         try:
             while not (await asyncio.wait([self._work], timeout=self._bridge_wait_s()))[0]:
-                await session.insist(self._bridge)
+                await session.commits.insist(self._bridge)
             if not self._work.cancelled() and (error := self._work.exception()) is not None:
                 raise error
         finally:
@@ -133,7 +136,7 @@ class Loop:
         finally:
             changed.cancel()
         if not done:
-            await session.insist(self._bridge)
+            await session.commits.insist(self._bridge)
 
     def _bridge_wait_s(self) -> float | None:
         """Give the seconds until a bridging phrase; None without one."""
@@ -167,14 +170,14 @@ class Loop:
         try:
             prepared = await session.gate.prepare([call], is_whole=True, by_program=True)
         except Exception:
-            session.drop_request(call.call_id)  # it would be tried again and again
+            programs.drop(session, call.call_id)  # it would be tried again and again
             raise
 
         def records() -> list[r.Record]:
             started = turn_started(session.view, "request", tool=call.name)
             return [started, r.ReplyLogged(AssistantMessage("", (call,), untrusted=True), prepared)]
 
-        await session.take(step, records, gives_up=False)
+        await session.commits.take(step, records, gives_up=False)
 
     # -- questions
 
@@ -197,7 +200,7 @@ class Loop:
             refused = [finish(session.view, call, definition_changed()) for call in without_question]
             return [*refused, *(consent.ask(state, questions) if questions else [])]
 
-        await session.take(step, records)
+        await session.commits.take(step, records)
 
     async def _fill_in(self, call: Call, request: PersonQuestion) -> Mapping[str, Any] | None:
         """Ask the person on behalf of a running tool, by a card with a form."""
@@ -214,7 +217,7 @@ class Loop:
             question.card = True
             return [r.QuestionsAsked((question,))]
 
-        await session.insist(decision)
+        await session.commits.insist(decision)
         if question.id not in session.state.questions and not answer.done():
             del session.pending[question.id]
             return None
@@ -229,12 +232,12 @@ class Loop:
         try:
             outcome = await self._outcome(call)
             try:
-                await session.insist(partial(self._finished, call, outcome))
+                await session.commits.insist(partial(self._finished, call, outcome))
             except Exception:
                 # It has run: without a result it would run again.
                 log.exception("result not recorded", session=session.key.session_id, tool=call.name)
                 unknown = interrupted_outcome(call.effect, was_sent=True, reason="interrupted")
-                await session.insist(partial(self._finished, call, unknown))
+                await session.commits.insist(partial(self._finished, call, unknown))
         finally:  # until its result is recorded it counts as running
             session.view.running_calls.discard(call.id)
             self._calls.pop(call.id, None)
@@ -265,5 +268,23 @@ class Loop:
             return interrupted_outcome(
                 call.effect, was_sent=call.consent == "given", reason="connection_lost"
             )
-        context = replace(session.context(call.id), ask=partial(self._fill_in, call))
+        context = context_of(session, call.id, partial(self._fill_in, call))
         return await session.gate.executor.run(ready, context)
+
+
+def context_of(
+    session: Session, call_id: str, ask: Callable[[PersonQuestion], Awaitable[Mapping[str, Any] | None]]
+) -> CallContext:
+    """Make the context of a call; ``ask`` asks the person on its behalf."""
+    profile = session.state.profile
+    return CallContext(
+        session_id=session.key.session_id,
+        call_id=call_id,
+        time_zone=profile.time_zone,
+        locale=profile.locale,
+        fields=Fields(session.state, session.commits.decide),
+        person=session.person_fields,
+        subject=session.key.subject,
+        tainted=session.gate.is_tainted,
+        ask=ask,
+    )

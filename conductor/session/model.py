@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -35,8 +36,10 @@ from conductor.models.base import (
 from conductor.models.bounds import Phrases, estimate
 from conductor.models.failures import BROKEN_OFF, rest_of
 from conductor.segments import SegmentSplitter
-from conductor.session.commits import SessionCore
 from conductor.speech import CODE_PHRASE, TABLE_PHRASE, for_the_ear
+
+if TYPE_CHECKING:  # its parts are below it
+    from conductor.session.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +85,7 @@ class ModelSteps:
     and a model's reasoning depend on them. Changes reach the model in the next turn.
     """
 
-    def __init__(self, session: SessionCore) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._turn_prompt: tuple[str, str, Sequence[ToolDefinition]] | None = None
         self._last_messages: tuple[list[Message], int] | None = None
@@ -141,7 +144,7 @@ class ModelSteps:
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
         request = self._request(step)
-        speaker = Speaker(session, step) if session.in_segments else None
+        speaker = Speaker(session, step) if _in_segments(session) else None
         self._start_ns, self._first_ns = epoch_ns(), 0
         session.cached_until = asyncio.get_running_loop().time() + CACHE_S
         finished: Finished | None = None
@@ -211,7 +214,7 @@ class ModelSteps:
             self._turn_prompt[2],
             "auto" if step.with_tools else "none",
             silence_s=session.limits.model_silence,
-            deadline_s=session.left_s,
+            deadline_s=_left_s(session),
             profile=state.profile.model,
             avoid=self._avoid,
             cache_key=session.cache_key,
@@ -251,7 +254,7 @@ class ModelSteps:
             speech_text = self._speech_of(message.text)
             return replied(session.view, message, prepared, speech_text, paused=paused, usage=usage)
 
-        await session.take(step, records)
+        await session.commits.take(step, records)
 
     def _speech_of(self, text: str) -> str:
         """Make the rest of a reply in segments, or the whole reply, for the ear."""
@@ -272,7 +275,7 @@ class ModelSteps:
         # Another profile may reply sooner than a service that rests.
         pause_s = backoff_s if rest_of(error) else max(backoff_s, error.retry_after or 0.0)
         broke_off = error.reason in BROKEN_OFF and has_reply
-        if step.retries == 0 and broke_off and pause_s < session.left_s:
+        if step.retries == 0 and broke_off and pause_s < _left_s(session):
             session.observer.note(f"retry:{error.reason}")
             self._avoid = error.profile
             await self._ask_again(step)
@@ -312,7 +315,7 @@ class ModelSteps:
         """Let the loop request the reply once more; the spoken part stays. ``is_lost``: see `ReplyBroken`."""
         session, turn = self._session, self._session.state.turn
         text = turn.reply_text.strip() if turn is not None else ""
-        await session.take(step, lambda: [ReplyBroken(text, is_lost=is_lost)])
+        await session.commits.take(step, lambda: [ReplyBroken(text, is_lost=is_lost)])
         # An interruption still finds the text; a spoken part is in the history.
         session.view.draft = "" if text else session.view.draft
         session.view.request = (step.turn_id, step.rounds, step.retries + 1)
@@ -326,7 +329,7 @@ class ModelSteps:
         elif isinstance(error, ModelError) and rest_of(error):
             failure = "model_busy"
         back = in_about(rest_of(error)) if isinstance(error, ModelError) else ""
-        await session.take(
+        await session.commits.take(
             step, lambda: [ended(session.view, "failed", error=error.code, failure=failure, back=back)]
         )
 
@@ -356,10 +359,24 @@ class ModelSteps:
         session.flash(SpeechPartial(text, speech_id or None), partial=True)
 
 
+def _in_segments(session: Session) -> bool:
+    """Tell whether replies are spoken in segments."""
+    return "segments" in session.state.profile.capabilities or session.services.speak_segments
+
+
+def _left_s(session: Session) -> float:
+    """Give the seconds that are left of the turn."""
+    turn = session.state.turn
+    if turn is None:
+        return 0.0
+    used_ms = session.view.now() - turn.running_since if turn.running_since else 0
+    return max(0.0, (turn.left_ms - used_ms) / 1000)
+
+
 class Speaker:
     """Speaks a reply in segments while the model writes it."""
 
-    def __init__(self, session: SessionCore, step: AskModel) -> None:
+    def __init__(self, session: Session, step: AskModel) -> None:
         self._session = session
         self._step = step
         self._splitter = SegmentSplitter(session.state.profile.locale)
@@ -375,7 +392,7 @@ class Speaker:
                 self._phrases.add(speech_text)
             if (turn := self._session.state.turn) is not None:
                 work = partial(_segment_records, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
-                await self._session.take(self._step, work)
+                await self._session.commits.take(self._step, work)
 
 
 def _segment_records(turn: Turn, preceding: str, segment: SegmentSpoken) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -11,8 +12,12 @@ from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import MAX_NOTICES, Notice
 from conductor.errors import StoreError
-from conductor.session.commits import SessionCore
+from conductor.rate_limit import ANONYMOUS
+from conductor.session.fields import PREFIX
 from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
+
+if TYPE_CHECKING:  # its parts are below it
+    from conductor.session.session import Session
 
 log = structlog.get_logger(__name__)
 
@@ -20,6 +25,15 @@ log = structlog.get_logger(__name__)
 _LOOK_MS = 60_000
 # Milliseconds until the next try after the store failed, or while too many notices wait.
 _RETRY_MS = 2_000
+
+
+def may_have_reminders(session: Session) -> bool:
+    """Tell whether reminders may be due, without a look at them."""
+    records, subject = session.services.subject_records, session.key.subject
+    if records is None or subject == ANONYMOUS:
+        return PREFIX + FIELD in session.state.fields
+    # In a store that outlives this process another one may set them.
+    return session.commits.durable or bool(records.get(subject, PREFIX + FIELD))
 
 
 class Reminders:
@@ -30,7 +44,7 @@ class Reminders:
     is gone for ten minutes in between, another one tells the reminder, which may then be told twice.
     """
 
-    def __init__(self, session: SessionCore) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._now: Callable[[], int] = session.view.now
         self._wall = session.wall
@@ -110,7 +124,7 @@ class Reminders:
             # It may have been told before this session was restored.
             return [] if event_id in session.state.handled_ids else [NoticeTaken(event_id, notice)]
 
-        await session.decide(decision)
+        await session.commits.decide(decision)
 
     async def _drop(self, reminders: list[Reminder]) -> None:
         due = {reminder.id: reminder.due_ms for reminder in reminders}

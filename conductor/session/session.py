@@ -1,61 +1,69 @@
-"""One session in this process: the life of its parts, and its one timer."""
+"""One session in this process: the life of its parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
+from weakref import proxy
 
 import structlog
 
-from conductor.clock import epoch_ms
+from conductor.clock import epoch_ms, not_before
+from conductor.conversation import records as r
 from conductor.conversation.apply import advance
-from conductor.conversation.receive import ended
-from conductor.conversation.records import (
-    Commit,
-    Record,
-    Released,
-    ReplyLogged,
-    SessionClosed,
-    StateShown,
-    TurnStarted,
-)
-from conductor.conversation.state import Conversation, Event, Turn
-from conductor.conversation.steps import AwaitResults, deadline, due, next_step
-from conductor.conversation.view import lost_result
-from conductor.errors import ConductorError, Fenced, StoreError
-from conductor.events.envelope import new_call_id
-from conductor.events.server import set_state
-from conductor.messages import ToolCall, ToolResult
-from conductor.rate_limit import ANONYMOUS
+from conductor.conversation.events import encode_payload
+from conductor.conversation.ids import nonce
+from conductor.conversation.phrases import MESSAGES
+from conductor.conversation.receive import ended, timed_out
+from conductor.conversation.state import Call, Conversation, Event, Question, Turn
+from conductor.conversation.steps import AwaitResults, next_step
+from conductor.conversation.view import View, lost_result
+from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
+from conductor.events.envelope import Payload, new_call_id
+from conductor.events.server import EndReason, ErrorEvent, set_state
+from conductor.rate_limit import ANONYMOUS, SharedRate
+from conductor.session import programs
 from conductor.session.clients import Clients
-from conductor.session.commits import SessionCore
-from conductor.session.fields import PREFIX
+from conductor.session.commits import Commits
+from conductor.session.fields import Fields, PersonFields
+from conductor.session.gate import SessionGate
 from conductor.session.loop import Loop
-from conductor.session.reminders import Reminders
+from conductor.session.outbox import Outbox
 from conductor.session.services import Services
 from conductor.session.summary import start_summary
-from conductor.stores.base import Claim, SessionLog
-from conductor.tools.base import failed
+from conductor.session.timer import Timer
+from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.declarations import Reading
-from conductor.tools.reminders import FIELD as REMINDERS
 
 log = structlog.get_logger(__name__)
 
 # Finished speeches to remember; an interruption concerns only the last ones.
 _MAX_FINISHED = 32
-# Calls of programs that wait for their turn.
-MAX_REQUESTS = 16
 _LOOK_S = 0.1
 
 
-class Session(SessionCore):
+class Home(Protocol):
+    """Keeps the sessions of a process."""
+
+    def session_lost(self, session: Session, *, stale: bool) -> None:
+        """Learn that another process owns the session, or that this one has only an old state of it."""
+
+    def store_rolled_back(self) -> None:
+        """Learn that the store has lost commits."""
+
+
+class Session:
     """One conversation, from its first event until the grace period after its last connection.
 
-    ``on_lost`` is called once another process owns the session, with whether this process only has an old
-    state; after that nothing is recorded or sent. If nobody owns it, because it was deleted, its client gets
-    the events ``farewell``.
+    Its ``home`` learns that another process owns it; after that nothing is recorded or sent. If nobody owns
+    it, because it was deleted, its client gets the events ``farewell``. ``pending`` are the Futures of calls
+    and questions. ``now`` and ``wall`` are the two clocks of `conductor.clock`; ``wall`` is ``now`` by
+    default. ``former`` is the session of this process under the claim before; ``readings`` are those of its
+    tools. It ``visits`` for a request of the backend, without a client.
     """
 
     def __init__(
@@ -64,55 +72,127 @@ class Session(SessionCore):
         store: SessionLog,
         claim: Claim,
         state: Conversation,
-        on_lost: Callable[[bool], None] = lambda _: None,
+        *,
+        home: Home | None = None,
         former: Session | None = None,
         readings: Sequence[Reading] | None = None,
+        visits: bool = False,
         now: Callable[[], int] = epoch_ms,
         wall: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(services, store, claim, state, now, wall)
+        self.services, self.limits, self.conduct = services, services.limits, services.conduct
+        self.key: SessionKey = claim.key
+        self.state = state
         self.is_new = state.is_new
-        self.loop: Loop | None = None
-        self._on_lost = on_lost
-        self.clients = Clients(self.weak)
-        self._summary: asyncio.Task[None] | None = None
-        weak = self.weak
-        self.view.may_start = lambda: not weak.bucket.wait(asyncio.get_running_loop().time())
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: int | None = None
-        self._look_at: int | None = None
-        self._is_expiring = False
+        self.is_closed = False
+        self.wall = wall or now
+        self.cached_until = float("-inf")
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.pending: dict[str, asyncio.Future[Any]] = {}
         self.farewell: list[Event] | None = None
+        self.loop: Loop | None = None
+        self._home = home
+        self._summary: asyncio.Task[None] | None = None
+        self.provider = services.provider_for(self.key.subject)
+        now = not_before(state.at, now)
+        # What its parts hold: with a cycle, a session that ended would wait for the garbage collector.
+        weak: Session = proxy(self)
+        self.observer = services.observers.observe(weak)
+        self.gate = SessionGate(services, self.key, state, self.observer, now)
+        self.view = View(state, self.gate, self.conduct, now, memories=lambda words: weak._memories(words))
+        self.view.is_connected = lambda: weak.is_connected
+        self.view.may_start = lambda: not weak.bucket.wait(asyncio.get_running_loop().time())
+        self.outbox = Outbox(
+            self.key.session_id,
+            nonce(claim.token),
+            self.view,
+            self.limits,
+            on_expired=lambda event: weak._expired(event),
+        )
+        self.commits = Commits(
+            store,
+            claim,
+            self.view,
+            self.outbox,
+            self.observer,
+            owner=weak,
+            retry_s=self.limits.store_retry,
+            preface=[r.Claimed(claim.token, services.webhooks.events, visits)],
+        )
+        self.clients = Clients(weak)
+        self._timer = Timer(weak)
         self._restore(former, claim, readings)
-
-    # -- made when they are needed: most sessions are idle
-
-    @cached_property
-    def _reminders(self) -> Reminders:
-        return Reminders(self.weak)
 
     def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
         if self.state.profile.tools is not None:
             self.gate.declare(self.state.profile.tools, readings)
         for event in self.state.outbound.values():
-            unsent = former is not None and former.is_unsent(event.id, claim)
-            self.outbox.restore(event, is_sent=not unsent)
+            self.outbox.restore(event, is_sent=former is None or not former._is_unsent(event.id, claim))
         if self.state.turn is not None or self.state.queue:
-            self.spawn(self.insist(list))  # records the claim; then the loop goes on
+            self.spawn(self.commits.insist(list))  # records the claim; then the loop goes on
         self._deliver()
+
+    def _is_unsent(self, event_id: str, claim: Claim) -> bool:
+        """Tell whether this session never sent an event, because its commit seemed to have failed.
+
+        ``claim`` is the one after this session's.
+        """
+        return self.commits.is_before(claim) and not self.outbox.has_had(event_id)
+
+    # -- facts
+
+    @cached_property
+    def cache_key(self) -> str:
+        """A key of the prompt cache, which discloses no identity."""
+        identity = f"{self.key.subject} {self.key.session_id}".encode("utf-8", "replace")
+        return hashlib.sha256(identity).hexdigest()[:32]
+
+    @cached_property
+    def bucket(self) -> SharedRate:
+        """The rate limit of turns."""
+        return self.services.turn_rate(self.key.subject, asyncio.get_running_loop().time())
+
+    def take_rate(self) -> float:
+        """Take a turn from the rate limit; returns 0.0, or the seconds to wait."""
+        return self.bucket.take(asyncio.get_running_loop().time())
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a client is attached."""
+        return self.outbox.transport is not None
+
+    def spec_of(self, item: Call | Question) -> ToolSpec | None:
+        """Find the tool of a call or a question."""
+        return self.gate.spec_of(item)
+
+    @property
+    def person_fields(self) -> SessionFields:
+        """The fields of the person behind a token; for an anonymous person those of the session."""
+        records, subject = self.services.subject_records, self.key.subject
+        if records is None or subject == ANONYMOUS:
+            return Fields(self.state, self.commits.decide)
+        return PersonFields(records, subject)
+
+    def _memories(self, words: str) -> str:
+        fields = self.person_fields
+        texts = [toolset.memories(fields, words) for toolset in self.services.toolsets]
+        return self.services.redactor.text("\n\n".join(filter(None, texts)))
 
     # -- after a commit
 
-    def _advanced(self, commit: Commit, former: Turn | None) -> None:
+    def advanced(self, commit: r.Commit, former: Turn | None) -> None:
+        """Act on a commit that was applied and sent; ``former`` is the turn before it."""
+        for key, value in r.answers(commit.records):
+            self.answer(key, value)
         for record in commit.records:
             match record:
-                case TurnStarted(cause="refused"):
+                case r.TurnStarted(cause="refused"):
                     self.view.refused_input = False
-                case TurnStarted(cause="news" | "words"):
+                case r.TurnStarted(cause="news" | "words"):
                     self.take_rate()
-                case ReplyLogged() if self.view.requests:
-                    started = {call.id for call in record.calls}
-                    self.view.requests = [call for call in self.view.requests if call.call_id not in started]
+                case r.ReplyLogged():
+                    programs.forget(self, {call.id for call in record.calls})
+        self._deliver()
         turn = self.state.turn
         if turn is former:
             return
@@ -123,10 +203,51 @@ class Session(SessionCore):
             if self._summary is not None:
                 self._summary.cancel()
 
-    def _abandon(self, error: Fenced) -> None:
+    def _deliver(self) -> None:
+        """Start the delivery of waiting webhook events."""
+        if self.state.webhook_events and (delivery := self.services.webhooks.delivery) is not None:
+            delivery.wake(self)
+
+    def changed(self) -> None:
+        """Take note of a change: move the timer, and wake the loop."""
+        if self.is_closed:
+            return
+        view = self.view
+        view.floor_at = self._floor_at()
+        if len(view.finished_speeches) > _MAX_FINISHED:
+            finished = view.finished_speeches.items()
+            view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
+        self._timer.move()
+        if self.loop is not None:
+            self.loop.wake()
+        elif self.commits.has_begun and next_step(view) != AwaitResults():
+            self.loop = Loop(self, self._loop_ended)
+            self.spawn(self.loop.run())
+
+    def _floor_at(self) -> int | None:
+        """Give the time from which the server may start a turn of its own; None while it may not."""
+        view, outbox = self.view, self.outbox
+        if not self.state.notices or outbox.transport is None or outbox.speaking:
+            return None
+        floor = view.speaking_until
+        if not view.sends_partials:
+            floor = max(outbox.shown_at, view.utterance_began) + round(self.limits.open_microphone * 1000)
+        wait_s = self.bucket.wait(asyncio.get_running_loop().time())
+        return max(floor, view.now() + round(wait_s * 1000) if wait_s else 0)
+
+    def _loop_ended(self) -> None:
+        """Look at everything that waits for the end of a turn."""
+        self.loop = None
+        if self.services.summarize_history and (self._summary is None or self._summary.done()):
+            self._summary = start_summary(self)
+        self.changed()
+
+    def fenced(self, error: Fenced) -> None:
+        """Stop everything: another process owns the session."""
         log.warning("session taken over", session=self.key.session_id, stale=error.gone)
         self.farewell = self._make_farewell() if error.gone else None
-        self._on_lost(error.gone)  # first: it looks up the attached connection
+        if self._home is not None:
+            self._home.session_lost(self, stale=error.gone)  # first: it looks up the attached connection
         self.is_closed = True
         self._stop()
         self._cancel_tasks()
@@ -136,122 +257,86 @@ class Session(SessionCore):
         if self.state.turn is None:
             return None if self.state.is_new else []
         end = ended(self.view, "failed", error="store_unavailable", follow=False)
-        return advance(self.state, Commit("", self.view.now(), (end,)))
+        return advance(self.state, r.Commit("", self.view.now(), (end,)))
+
+    def rolled_back(self) -> None:
+        """Learn that the store has lost commits; this session has written its own again."""
+        if self._home is not None:
+            self._home.store_rolled_back()
 
     @property
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
         return not self.is_closed and (self.state.turn is not None or self.loop is not None)
 
-    # -- what the client sends
+    async def end_turn(self, reason: EndReason, error: ErrorCode | None = None) -> None:
+        """End the running turn, if there is one."""
+        view = self.view
+        await self.commits.insist(lambda: [ended(view, reason, error=error)] if view.state.turn else [])
+
+    # -- what is waited for
+
+    def expect(self, key: str) -> asyncio.Future[Any]:
+        """Return the Future of a call, for its `ToolResult`, or of a question, for the arguments of a yes.
+
+        A result is recorded before its Future is set: the state decides, the Future only wakes its waiter.
+        """
+        if key not in self.pending:
+            self.pending[key] = asyncio.get_running_loop().create_future()
+        return self.pending[key]
+
+    def answer(self, key: str, value: object) -> None:
+        """Set the Future of a call or a question, if somebody waits for it."""
+        future = self.pending.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(value)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start a task of the session."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)  # the event loop has only a weak reference
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    # -- sending
+
+    def flash(self, event: Payload, *, partial: bool = False, first: bool = False) -> None:
+        """Send an event that may be lost."""
+        self.outbox.flash(event.TYPE, encode_payload(event), partial=partial, first=first)
+
+    def report_store_failure(self, error: StoreError) -> None:
+        """Tell the client that the store is away, and open its microphone; both may be lost."""
+        log.error("session store failed", session=self.key.session_id, error=type(error).__name__)
+        self.flash(ErrorEvent(error.code, MESSAGES.get(error.code, MESSAGES["internal_error"])))
+        self.flash(set_state(new_call_id(), "idle"))
+
+    def store_failed(self, error: StoreError, *, gives_up: bool) -> None:
+        """Tell the client that the store is away; the running turn ends if it ``gives_up``."""
+        self.report_store_failure(error)
+        if gives_up:
+            self.view.draft = ""
 
     async def reopen_microphone(self) -> None:
         """Show ``idle`` if no turn will: the app waits for it after each transcript."""
 
-        def decision() -> list[Record]:
-            return [StateShown("idle")] if self.state.turn is None or self.state.questions else []
+        def decision() -> list[r.Record]:
+            return [r.StateShown("idle")] if self.state.turn is None or self.state.questions else []
 
         try:
-            await self.decide(decision)
+            await self.commits.decide(decision)
         except Fenced:
             pass
         except StoreError:
             self.flash(set_state(new_call_id(), "idle"))
 
-    async def request(self, name: str, arguments: str) -> ToolResult:
-        """Make a call for a program of the person after the running turn; ``arguments`` is JSON.
-
-        It passes the same rules and questions as a call of the model. Cancelling stops it. It is refused if
-        too many wait, or the server is about to stop.
-        """
-        view, call = self.view, ToolCall(new_call_id(), name, arguments)
-        if view.draining or self.is_closed or len(view.requests) >= MAX_REQUESTS:
-            refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
-            return self.gate.executor.to_result(call.call_id, refused)
-        answer = self.expect(call.call_id)
-        view.requests = [*view.requests, call]
-        self.changed()
-        try:
-            result: ToolResult = await answer
-            return result
-        finally:
-            if answer.cancelled():
-                self.pending.pop(call.call_id, None)
-                self.spawn(self.insist(partial(self._request_cancelled, call)))
-            view.requests = [waiting for waiting in view.requests if waiting is not call]
-
-    def _request_cancelled(self, call: ToolCall) -> list[Record]:
-        is_running = self.state.open_call(call.call_id) is not None
-        return [ended(self.view, "interrupted")] if is_running else []
-
-    def _loop_ended(self) -> None:
-        """Look at everything that waits for the end of a turn."""
-        self.loop = None
-        if self.services.summarize_history and (self._summary is None or self._summary.done()):
-            self._summary = start_summary(self)
-        self.changed()
-
-    # -- time
-
-    def changed(self) -> None:
-        """Take note of a change: move the timer, and wake the loop."""
-        if self.is_closed:
-            return
-        view, outbox, limits = self.view, self.outbox, self.limits
-        view.floor_at = None
-        if self.state.notices and outbox.transport is not None and not outbox.speaking:
-            floor = view.speaking_until
-            if not view.sends_partials:
-                floor = max(outbox.shown_at, view.utterance_began) + round(limits.open_microphone * 1000)
-            wait_s = self.bucket.wait(asyncio.get_running_loop().time())
-            view.floor_at = max(floor, view.now() + round(wait_s * 1000) if wait_s else 0)
-        if len(view.finished_speeches) > _MAX_FINISHED:
-            finished = view.finished_speeches.items()
-            view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
-        rests = self.loop is None and self.state.turn is None and not view.closing
-        self._look_at = self._reminders.look() if rests and self._may_have_reminders else None
-        if not self._is_expiring:
-            at = deadline(view, outbox.deadline, self._look_at)
-            if at is not None and (self._timer_at is None or at < self._timer_at):
-                self._stop_timer()
-                seconds = max(0.001, (at - view.now()) / 1000)
-                self._timer_at = at
-                self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
-        if self.loop is not None:
-            self.loop.wake()
-        elif not self.preface and next_step(self.view) != AwaitResults():
-            self.loop = Loop(self, self._loop_ended)
-            self.spawn(self.loop.run())
-
-    @property
-    def _may_have_reminders(self) -> bool:
-        records, subject = self.services.subject_records, self.key.subject
-        if records is None or subject == ANONYMOUS:
-            return PREFIX + REMINDERS in self.state.fields
-        # In a store that outlives this process another one may set them.
-        return self.durable or bool(records.get(subject, PREFIX + REMINDERS))
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._timer_at = None
-
-    def _tick(self) -> None:
-        self._timer = self._timer_at = None
-        at = deadline(self.view, self.outbox.deadline, self._look_at)
-        if at is None or at > self.view.now():  # it has moved since the timer was set
-            self.changed()
-        else:
-            self._is_expiring = True
-            self.spawn(self._expire())
-
-    async def _expire(self) -> None:
-        try:
-            self.outbox.tick()
-            await self.insist(lambda: due(self.view))
-        finally:
-            self._is_expiring = False
-        self.changed()
+    def _expired(self, event: Event) -> None:
+        was_shown, was_sent = True, self.outbox.was_sent(event.call_id)
+        if event.kind == "speak":
+            # A prompt that was not acknowledged counts as heard once its text was shown.
+            question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
+            was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
+        decision = partial(timed_out, self.view, event.call_id, was_shown=was_shown, was_sent=was_sent)
+        self.spawn(self.commits.insist(decision, report_at=2))
 
     # -- the end
 
@@ -263,7 +348,7 @@ class Session(SessionCore):
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""
         self.clients.say_goodbye(seconds)
-        self.view.draining, self.view.is_suspended = True, self.durable
+        self.view.draining, self.view.is_suspended = True, self.commits.durable
         self.outbox.expect_no_acknowledgements()
         self.changed()
 
@@ -281,12 +366,12 @@ class Session(SessionCore):
         calls = [call for call in self.state.calls if call.is_open]
         for_device = bool(calls) and all(call.is_device and call.started_at for call in calls)
         continues_elsewhere = self.state.questions or (for_device and not self.is_connected)
-        return bool(self._decisions) or (self.busy and not (self.durable and continues_elsewhere))
+        return self.commits.is_deciding or (self.busy and not (self.commits.durable and continues_elsewhere))
 
     async def close(self, *, ends: bool = True) -> None:
         """Stop the turn, and release the session in the store; it ``ends`` unless the server stops."""
         self.view.closing = True
-        if self.durable:
+        if self.commits.durable:
             self.is_closed = True
             if self.loop is not None:
                 self.loop.stop()
@@ -297,13 +382,13 @@ class Session(SessionCore):
         self._stop()
         if tasks := self._cancel_tasks():
             await asyncio.wait(tasks, timeout=self.limits.close_timeout)
-        await self._store.release(self._claim)
+        await self.commits.release()
 
     def _stop(self) -> None:
         self.outbox.close()
-        self._stop_timer()
+        self._timer.stop()
         self.clients.close()
-        self._on_lost = lambda stale: None  # it may hold this session, in a cycle
+        self._home = None
         for call_id, future in self.pending.items():  # the programs'; all other waiters are cancelled
             if not future.done():
                 future.set_result(lost_result(call_id))
@@ -315,15 +400,15 @@ class Session(SessionCore):
         return tasks
 
     async def _release(self, ends: bool) -> None:
-        def decision() -> list[Record]:
-            released: list[Record] = [Released()] if self.state.turn is not None else []
-            return [*released, SessionClosed()] if ends else released
+        def decision() -> list[r.Record]:
+            released: list[r.Record] = [r.Released()] if self.state.turn is not None else []
+            return [*released, r.SessionClosed()] if ends else released
 
         try:
             async with asyncio.timeout(self.limits.close_timeout):
-                await self.decide(decision)
+                await self.commits.decide(decision)
                 if ends and (delivery := self.services.webhooks.delivery) is not None:
                     await delivery.settle(self)
-                await self.flush()
+                await self.commits.flush()
         except (ConductorError, TimeoutError):
             log.debug("session not released in order", session=self.key.session_id)

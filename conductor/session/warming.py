@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -11,12 +12,14 @@ from conductor.conversation.history import history_of
 from conductor.errors import ModelError
 from conductor.messages import Message
 from conductor.models.base import CACHE_S, CacheWarmer, ModelRequest
-from conductor.session.commits import SessionCore
+
+if TYPE_CHECKING:  # its parts are below it
+    from conductor.session.session import Session
 
 log = structlog.get_logger(__name__)
 
 
-def warm_cache(session: SessionCore, *, shared: bool) -> None:
+def warm_cache(session: Session, *, shared: bool) -> None:
     """Warm the prompt cache for the person's next turn, or only for the part that sessions share."""
     now = asyncio.get_running_loop().time()
     if now < session.cached_until or not isinstance(session.provider, CacheWarmer):
@@ -27,7 +30,7 @@ def warm_cache(session: SessionCore, *, shared: bool) -> None:
     session.spawn(_warm(session, session.provider, [] if shared else history_of(session.state)))
 
 
-async def _warm(session: SessionCore, provider: CacheWarmer, messages: Sequence[Message]) -> None:
+async def _warm(session: Session, provider: CacheWarmer, messages: Sequence[Message]) -> None:
     try:
         request = ModelRequest(
             session.gate.system_prompt,

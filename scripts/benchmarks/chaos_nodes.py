@@ -34,7 +34,7 @@ from conductor.conversation.apply import advance
 from conductor.conversation.records import Commit, Record
 from conductor.events.envelope import IdGenerator, encode_frame
 from conductor.plugins.stores import postgres, redis_scripts, sqlite
-from conductor.session.commits import SessionCore
+from conductor.session.commits import Commits
 from conductor.session.outbox import Outbox
 from conductor.session.transport import Frame
 
@@ -148,22 +148,22 @@ def _patch(owner: object, name: str, value: object) -> None:
 
 def emit_first() -> None:
     """Send events before the commit that records them."""
-    record: Callable[..., Any] = SessionCore._record
+    record: Callable[..., Any] = Commits._record
     write: Callable[..., None] = Outbox._write
     early: set[str] = set()
 
-    async def recorded(session: Any, records: Sequence[Record]) -> None:
-        commit = Commit(session._claim.token, session.view.now(), tuple(records))
-        events = advance(deepcopy(session.state), commit)
-        transport = session.outbox.transport
+    async def recorded(commits: Any, records: Sequence[Record]) -> None:
+        key, transport = commits._claim.key, commits._outbox.transport
+        commit = Commit(commits._claim.token, commits._view.now(), tuple(records))
+        events = advance(deepcopy(commits._view.state), commit)
         for event in events if transport is not None else ():
             if event.kind != "flash":
                 early.add(event.id)
-                data = encode_frame(event.id, event.type, session.key.session_id, event.payload)
+                data = encode_frame(event.id, event.type, key.session_id, event.payload)
                 transport.send(Frame(data))
         if events:
             await asyncio.sleep(_HEAD_START_S)
-        await record(session, records)
+        await record(commits, records)
 
     def write_unless_early(outbox: Any, entry: Any) -> None:
         entry.frame.withdrawn = was_early = entry.event.id in early
@@ -172,7 +172,7 @@ def emit_first() -> None:
             early.discard(entry.event.id)
             entry.frame = replace(entry.frame, is_written=True, withdrawn=False)
 
-    _patch(SessionCore, "_record", recorded)
+    _patch(Commits, "_record", recorded)
     _patch(Outbox, "_write", write_unless_early)
 
 

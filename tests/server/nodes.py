@@ -186,8 +186,8 @@ async def recorded(served: Served) -> None:
     """Wait until every call is answered and recorded; a turn may still wait for a person."""
     session = session_of(served)
     await session.settled()
-    await session.flush()
-    await session.verify()  # after the commits that are on their way
+    await session.commits.flush()
+    await session.commits.verify()  # after the commits that are on their way
 
 
 def session_of(served: Served) -> Session:

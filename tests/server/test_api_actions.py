@@ -92,7 +92,7 @@ async def test_words_that_nobody_heard_in_time_are_told_to_the_model() -> None:
     async with backend([HELLO], limits={"open_microphone": 60.0}) as served, served.phone() as phone:
         (session,) = served.listener.registry.sessions
         notice = Notice(app_words(PARCEL), session.view.now() - 1, words=PARCEL)
-        await session.decide(lambda: [NoticeTaken("event-1", notice)])
+        await session.commits.decide(lambda: [NoticeTaken("event-1", notice)])
         await phone.ask("Hello.")
         assert phone.speeches() == ["Good morning."]
         assert PARCEL in str(served.provider.requests[0].messages[0])
@@ -301,7 +301,7 @@ async def test_a_client_whose_session_is_claimed_for_a_request_is_told_to_come_b
         async with owner.phone(start_fields={"capabilities": ["resume"]}) as phone:
             await phone.ask("Hello.")
             visited, _ = await other.listener.registry.bind(SessionKey("anonymous", "s-1"), Visitor())
-            await visited.decide(list)
+            await visited.commits.decide(list)
             phone.say("And now?")
             await asyncio.wait_for(phone.closed.wait(), WAIT)
             assert phone.close_code == 1012

@@ -181,7 +181,7 @@ async def test_a_failed_claim_does_not_lose_recovered_commits(applied: bool) -> 
     session = Session(services, store, await store.claim(KEY), Conversation())
 
     async def commit(event_id: str) -> None:
-        await session.decide(lambda: [EventHandled(event_id)])
+        await session.commits.decide(lambda: [EventHandled(event_id)])
 
     earlier = deepcopy(store._sessions)
     await commit("one")

@@ -181,7 +181,7 @@ async def test_a_second_suspend_verifies_again(shelf: Shelf) -> None:
             await calm(a)
             registry = a.listener.registry
             (session,) = registry.sessions
-            async with session._lock:
+            async with session.commits._lock:
                 registry.recheck_ownership()
                 await asyncio.sleep(0)
                 first = registry._verifying

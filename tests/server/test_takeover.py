@@ -358,7 +358,7 @@ async def test_an_old_connection_that_binds_again_yields_to_a_newer_one(file_she
             await calm(served)
             (connection,) = served.listener._connections
             store.away = True
-            session_of(served).lose(Fenced("It is stale.", gone=True))
+            session_of(served).commits.lose(Fenced("It is stale.", gone=True))
             await asyncio.wait_for(store.refused.wait(), WAIT)  # it tries again in a while
             store.away = False
             async with served.phone(start_fields=resumes) as new:

@@ -231,7 +231,7 @@ class World:
 
     async def die(self) -> None:
         """End the process, and go on in another one."""
-        self.session.lose(Fenced("The process has died."))
+        self.session.commits.lose(Fenced("The process has died."))
         await self.come_back()
 
     async def come_back(self) -> None:

@@ -580,7 +580,7 @@ def loose_ends(session: Session, *, calls: bool = True) -> dict[str, int]:
 
 def die(session: Session, app: App) -> None:
     """End a session as the death of its process does: nothing more is recorded, sent or waited for."""
-    session.lose(Fenced("The process has died."))
+    session.commits.lose(Fenced("The process has died."))
     app.line.cut()
 
 

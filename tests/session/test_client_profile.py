@@ -11,8 +11,10 @@ from conductor.events import client
 from conductor.events.client import SessionStart
 from conductor.events.server import CAPABILITIES
 from conductor.messages import ToolCall
+from conductor.session.loop import context_of
 from conductor.session.services import Services
 from conductor.stores.memory import MemoryStore
+from conductor.tools.base import no_answer
 from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule, encode_rules
 from tests.session.helpers import (
@@ -200,7 +202,7 @@ async def test_a_repeated_start_keeps_absent_fields() -> None:
     assert stage.session.gate.system_prompt == prompt
     assert "herons" in prompt
     assert stage.session.gate.declared == ["lamp.dim"]
-    context = stage.session.context("c1")
+    context = context_of(stage.session, "c1", no_answer)
     assert (context.session_id, context.call_id) == ("s-1", "c1")
     assert (context.locale, context.time_zone) == ("de-CH", "Europe/Zurich")
 

@@ -45,7 +45,7 @@ class Talker:
 
     async def kill(self) -> None:
         """Leave without a word: nothing more is written."""
-        self.session.lose(Fenced("The process has died."))
+        self.session.commits.lose(Fenced("The process has died."))
 
     def reminders(self) -> list[str]:
         notes = [note.text for note in self.session.state.log if isinstance(note, Note)]

@@ -11,7 +11,8 @@ import pytest
 
 from conductor.messages import AssistantMessage, Note, ToolResult
 from conductor.models.base import TextDelta
-from conductor.session.session import MAX_REQUESTS
+from conductor.session import programs
+from conductor.session.programs import MAX_REQUESTS
 from tests.session.helpers import Disk, LocalTools, faults, later, make_services, open_stage, steps, tool
 
 
@@ -22,7 +23,7 @@ def outcome(result: ToolResult) -> dict[str, Any]:
 
 async def test_a_device_call_of_a_program_is_silent() -> None:
     stage = await open_stage(make_services(), lambda name, arguments: f"{name} done")
-    result = outcome(await stage.session.request("device.do", '{"x":1}'))
+    result = outcome(await programs.request(stage.session, "device.do", '{"x":1}'))
     assert (result["success"], result["data"]) == (True, "device.do done")
     assert stage.app.speeches() == [] and stage.app.finals() == [] and stage.provider.requests == []
     assert stage.app.states()[-1] == "idle"
@@ -34,14 +35,14 @@ async def test_a_device_call_of_a_program_is_silent() -> None:
 
 async def test_server_calls_and_invalid_calls_have_results() -> None:
     stage = await open_stage(make_services(toolsets=[LocalTools()]))
-    assert outcome(await stage.session.request("local.sum", '{"x":2}'))["data"] == {
+    assert outcome(await programs.request(stage.session, "local.sum", '{"x":2}'))["data"] == {
         "ran": "local.sum",
         "x": 2,
     }
-    wrong = outcome(await stage.session.request("local.sum", '{"x":"no"}'))
+    wrong = outcome(await programs.request(stage.session, "local.sum", '{"x":"no"}'))
     assert wrong["error_type"] == "validation_failed"
-    assert outcome(await stage.session.request("no.such", "{}"))["error_type"] == "not_found"
-    assert outcome(await stage.session.request("local.sum", "{"))["error_type"] == "parse_error"
+    assert outcome(await programs.request(stage.session, "no.such", "{}"))["error_type"] == "not_found"
+    assert outcome(await programs.request(stage.session, "local.sum", "{"))["error_type"] == "parse_error"
 
 
 async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> None:
@@ -49,7 +50,7 @@ async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> 
     services = make_services([[TextDelta("Hello."), 5.0], [TextDelta("Yes?")]], toolsets=[local])
     stage = await open_stage(services, say="hello")
     await later(1)
-    request = asyncio.create_task(stage.session.request("local.write", "{}"))
+    request = asyncio.create_task(programs.request(stage.session, "local.write", "{}"))
     await later(1)
     assert not local.started.is_set()
     await local.started.wait()
@@ -64,8 +65,8 @@ async def test_a_call_waits_for_the_running_turn_and_a_transcript_stops_it() -> 
 async def test_a_call_that_is_cancelled_ends() -> None:
     local = LocalTools()
     stage = await open_stage(make_services([[TextDelta("Fine.")]], toolsets=[local]))
-    request = asyncio.create_task(stage.session.request("local.wait", "{}"))
-    waiting = asyncio.create_task(stage.session.request("local.sum", "{}"))
+    request = asyncio.create_task(programs.request(stage.session, "local.wait", "{}"))
+    waiting = asyncio.create_task(programs.request(stage.session, "local.sum", "{}"))
     await local.started.wait()
     waiting.cancel()
     request.cancel()
@@ -79,7 +80,7 @@ async def test_a_call_that_is_cancelled_ends() -> None:
 async def test_a_gated_call_asks_the_person(words: str, success: bool) -> None:
     services = replace(make_services(), catalog=(tool("device.move", effect="write"),))
     stage = await open_stage(services, lambda name, arguments: "moved")
-    request = asyncio.create_task(stage.session.request("device.move", '{"x":1}'))
+    request = asyncio.create_task(programs.request(stage.session, "device.move", '{"x":1}'))
     await stage.app.until("tts.speak")
     stage.app.say(words)
     assert outcome(await request)["success"] is success
@@ -90,11 +91,13 @@ async def test_a_gated_call_asks_the_person(words: str, success: bool) -> None:
 async def test_too_many_calls_are_refused() -> None:
     local = LocalTools()
     stage = await open_stage(make_services(toolsets=[local]))
-    first = asyncio.create_task(stage.session.request("local.wait", "{}"))
+    first = asyncio.create_task(programs.request(stage.session, "local.wait", "{}"))
     await local.started.wait()
-    requests = [asyncio.create_task(stage.session.request("local.sum", "{}")) for _ in range(MAX_REQUESTS)]
+    requests = [
+        asyncio.create_task(programs.request(stage.session, "local.sum", "{}")) for _ in range(MAX_REQUESTS)
+    ]
     await steps(3)
-    assert outcome(await stage.session.request("local.sum", "{}"))["error_type"] == "rate_limited"
+    assert outcome(await programs.request(stage.session, "local.sum", "{}"))["error_type"] == "rate_limited"
     local.go.set()
     assert all(outcome(result)["success"] for result in await asyncio.gather(first, *requests))
 
@@ -103,7 +106,7 @@ async def test_the_next_process_ends_the_call_without_asking_the_model() -> None
     store, local = Disk(), LocalTools()
     services = make_services(store=store, toolsets=[local])
     stage = await open_stage(services)
-    request = asyncio.create_task(stage.session.request("local.write", "{}"))
+    request = asyncio.create_task(programs.request(stage.session, "local.write", "{}"))
     await local.started.wait()
     next_stage = await open_stage(services)  # claims the session
     await next_stage.quiet()

@@ -13,6 +13,7 @@ from conductor.conversation.receive import receive
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.models.base import TextDelta
+from conductor.session import programs
 from conductor.session.inbound import handle
 from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
 from tests.conversation.build import CARDS, NOW, asking, events_of, question, view
@@ -203,7 +204,9 @@ async def test_an_early_yes_whose_question_expires_starts_no_turn() -> None:
         assert focus is not None
         await later((focus.presented_at + session.conduct.window_ms - now_ms()) / 1000 - 0.1)
         store.hold = asyncio.Event()
-        expiring = asyncio.create_task(session.decide(lambda: decided(session.view, focus, "expired")))
+        expiring = asyncio.create_task(
+            session.commits.decide(lambda: decided(session.view, focus, "expired"))
+        )
         await later(0.3)
         store.hold.set()
         store.hold = None
@@ -221,7 +224,7 @@ async def test_a_program_is_answered_although_its_turn_is_recorded_late() -> Non
 
     stage = await open_stage(make_services(store=SlowStore(fail=fail), toolsets=[LocalTools()]))
     async with asyncio.timeout(300):
-        result = await stage.session.request("local.sum", '{"x":2}')
+        result = await programs.request(stage.session, "local.sum", '{"x":2}')
     assert not result.is_error
 
 
@@ -230,7 +233,7 @@ async def test_a_program_that_waits_is_answered_at_the_end() -> None:
         make_services([[TextDelta("Hello."), 5.0]], toolsets=[LocalTools()]), say="hello"
     )
     await later(1)
-    request = asyncio.create_task(stage.session.request("local.sum", "{}"))
+    request = asyncio.create_task(programs.request(stage.session, "local.sum", "{}"))
     await later(1)
     stage.session.drain(10)
     await later(20)

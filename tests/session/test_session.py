@@ -16,6 +16,7 @@ from conductor.errors import ModelError
 from conductor.events import client
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
+from conductor.session import programs
 from conductor.settings import Limits
 from tests.models import Script
 from tests.session.helpers import (
@@ -141,7 +142,7 @@ class Chaos:
             await app.connect(self.stage.session)  # a second line, while the first one is still there
         elif action == "request":
             name = self.rng.choice(("device.do", "local.wait", "nobody.home"))
-            self.requests.append(asyncio.ensure_future(self.stage.session.request(name, "{}")))
+            self.requests.append(asyncio.ensure_future(programs.request(self.stage.session, name, "{}")))
             if self.rng.random() < 0.3:
                 self.rng.choice(self.requests).cancel()
         elif action == "steps":

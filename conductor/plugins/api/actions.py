@@ -38,7 +38,7 @@ async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) ->
             continue
         finally:
             # In memory a session ends with its release.
-            registry.unbind(key, visitor, at_once=session.durable and not was_here)
+            registry.unbind(key, visitor, at_once=session.commits.durable and not was_here)
     raise StoreUnavailable("Other processes keep taking the session.")
 
 

@@ -46,6 +46,7 @@ from conductor.plugins.mcp.streams import message_streams
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
+from conductor.session import programs
 from conductor.session.session import Session
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
@@ -249,7 +250,7 @@ class McpEndpoint:
         if session is None:
             content = await self._call_own(caller, name, json.dumps(arguments))
         else:
-            content = (await session.request(name, json.dumps(arguments))).content
+            content = (await programs.request(session, name, json.dumps(arguments))).content
         return _result(content)
 
     async def _call_own(self, caller: Caller, name: str, arguments: str) -> str:
