@@ -9,7 +9,7 @@ import msgspec
 
 from conductor.conversation.state import Conversation
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, running_turn
+from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, folded, running_turn
 from conductor.tools.base import truncate
 
 # Shorter requests say little about the ratio of counted to estimated tokens.
@@ -114,6 +114,17 @@ def _shortened_call(call: ToolCall, limit: int) -> ToolCall:
     return msgspec.structs.replace(call, arguments=arguments)
 
 
+class _Size:
+    """The estimated tokens of a history."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def add(self, message: Message) -> None:
+        """Add a message."""
+        self.tokens += estimate_tokens(message)
+
+
 class HistoryBudget:
     """The tokens of history in a request, as `estimate_tokens` counts them.
 
@@ -136,7 +147,7 @@ class HistoryBudget:
 
     def learn(self, request: ModelRequest, usage: Usage, profile: str | None = None) -> None:
         """Take an accepted request: its size, and the tokens that the service counted in it."""
-        size = sum(map(estimate_tokens, request.messages))
+        size = folded(request, _Size, _Size).tokens
         self._accepted[profile] = max(size, self._accepted.get(profile, 0))
         counted = usage.read_tokens
         if counted <= _TELLING_TOKENS:

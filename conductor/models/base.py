@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from operator import is_
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -31,6 +32,10 @@ class ToolDefinition:
     title: str | None = None
 
 
+Kept: TypeAlias = dict[Hashable, tuple[Sequence[Message], Any]]
+"""Folds by their keys, each with the messages that it has taken (`folded`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     """One request to a model.
@@ -42,7 +47,7 @@ class ModelRequest:
     provider's limit. The reply ends before the first of the texts ``stop``, if the service supports them.
     Only the router reads ``profile``, the session's choice, and ``avoid``, a profile whose reply to this
     request broke off. Requests with the same ``cache_key`` begin alike, which helps some services find their
-    cached prefix.
+    cached prefix. The requests of a turn share ``kept``, for `folded`.
     """
 
     system: str
@@ -57,6 +62,33 @@ class ModelRequest:
     profile: str | None = None
     avoid: str | None = None
     cache_key: str | None = None
+    kept: Kept = field(default_factory=dict, compare=False, repr=False)
+
+
+class Fold(Protocol):
+    """What is made of a history, one message at a time."""
+
+    def add(self, message: Message) -> None:
+        """Take the next message."""
+        ...
+
+
+F = TypeVar("F", bound=Fold)
+
+
+def folded(request: ModelRequest, key: Hashable, new: Callable[[], F]) -> F:
+    """Fold the request's messages by ``new()``, or go on from the fold that ``request.kept`` has at ``key``.
+
+    A fold is used again only for a history that begins with the same message objects. ``key`` names
+    everything else that the fold depends on.
+    """
+    done, fold = request.kept.pop(key, ((), None))
+    if fold is None or len(done) > len(request.messages) or not all(map(is_, done, request.messages)):
+        done, fold = (), new()
+    for message in request.messages[len(done) :]:
+        fold.add(message)
+    request.kept[key] = request.messages, fold
+    return fold  # type: ignore[no-any-return]  # the key's
 
 
 _HALF = re.compile("[\\ud800-\\udfff]")

@@ -28,6 +28,7 @@ from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult
 from conductor.models.base import (
     CACHE_S,
     Finished,
+    Kept,
     ModelRequest,
     TextDelta,
     ToolDefinition,
@@ -89,6 +90,7 @@ class ModelSteps:
         self._session = session
         self._turn_prompt: tuple[str, str, Sequence[ToolDefinition]] | None = None
         self._last_messages: tuple[list[Message], int] | None = None
+        self._kept: Kept = {}
         self._avoid: str | None = None
         self._partial_timer: asyncio.TimerHandle | None = None
         self._partial_at = 0.0
@@ -198,7 +200,7 @@ class ModelSteps:
         assert turn is not None
         if self._turn_prompt is None or self._turn_prompt[0] != turn.id:
             self._turn_prompt = (turn.id, session.gate.system_prompt, session.gate.executor.definitions)
-            self._last_messages = None
+            self._last_messages, self._kept = None, {}
         if step.retries == 0:
             self._avoid = None
         if self._last_messages is None:
@@ -218,6 +220,7 @@ class ModelSteps:
             profile=state.profile.model,
             avoid=self._avoid,
             cache_key=session.cache_key,
+            kept=self._kept,
         )
 
     # -- the reply

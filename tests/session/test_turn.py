@@ -66,6 +66,17 @@ async def test_the_calls_of_a_reply_run_concurrently_and_their_results_keep_the_
     assert faults(request.messages) == []
 
 
+async def test_the_next_request_of_a_turn_goes_on_from_the_last_and_the_next_turn_begins_anew() -> None:
+    local = LocalTools()
+    scripts: list[Script] = [[call("local.wait")], [call("local.sum", '{"x": 3}')], [TextDelta("Three.")]]
+    stage = await open_stage(make_services(scripts, toolsets=[local]), say="wait")
+    await local.started.wait()
+    stage.app.say("add")
+    await stage.quiet()
+    first, second, third = (request.kept for request in stage.provider.requests)
+    assert first is not second and second is third
+
+
 TOO_LONG = ModelError("context_too_long", "too long")
 
 
@@ -449,7 +460,11 @@ async def test_an_expired_question_is_not_a_denial() -> None:
 
 
 async def test_a_turn_that_words_interrupt_keeps_its_own_figures() -> None:
-    scripts: list[Script] = [[call("local.sum")], [TextDelta("Once "), asyncio.Event()], [TextDelta("Yes.")]]
+    scripts: list[Script] = [
+        [call("local.sum", '{"x": 3}')],
+        [TextDelta("Once "), asyncio.Event()],
+        [TextDelta("Yes.")],
+    ]
     stage = await open_stage(make_services(scripts, toolsets=[LocalTools()]), say="tell me")
     await stage.app.until("assistant.speech.partial")
     with capture_logs() as lines:

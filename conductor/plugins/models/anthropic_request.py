@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition, limit_of, may_call, running_turn
+from conductor.models.base import ModelRequest, ToolDefinition, folded, limit_of, may_call, running_turn
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import digest, received_of, render
@@ -79,7 +80,7 @@ def body_of(
 
     With ``reasoning``, the provider's own goes back (`conductor.plugins.models.reasoning`).
     """
-    head, messages = _render(request, names, claude, reasoning=reasoning)
+    head, messages, has_reasoning = _render(request, names, claude, reasoning=reasoning)
     body: Json = {**head, "max_tokens": limit_of(request, max_tokens), "stream": True, "messages": messages}
     thinking, effort = claude.least_reasoning()
     if thinking is not None:
@@ -91,17 +92,17 @@ def body_of(
     if "tools" in head and not may_call(request):
         # Without its tools a history of calls is refused, and the cached prefix is lost.
         body["tool_choice"] = _NO_CALLS
-    if any(isinstance(block, dict) for message in messages for block in message.content):
+    if has_reasoning:
         setting = body.setdefault("thinking", {"type": "adaptive"})
         if setting["type"] in ("adaptive", "enabled"):
             setting["block_binding"] = {"prefix_mismatch_behavior": "drop_block"}
     # The service looks back a limited number of blocks for a cached prefix. With the last message but one
     # marked too, the next request finds this one, however many blocks it adds.
-    users = [message for message in messages if message.role == "user"]
-    starts = [message for message in users if not isinstance(message.content[0], _Result)]
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    starts = [index for index in users if not isinstance(messages[index].content[0], _Result)]
     # A new turn sends the last one without its thinking, so the cache ends where that turn began.
-    for message in (starts if starts[-1] is users[-1] else users)[-2:]:
-        message.content[-1].cache_control = _CACHE
+    for index in (starts if starts[-1] == users[-1] else users)[-2:]:
+        messages[index] = _marked(messages[index])
     return body
 
 
@@ -117,7 +118,7 @@ def warming_of(request: ModelRequest, names: ToolNameMap, claude: Claude) -> Jso
 
 def prefix_of(request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool = True) -> str:
     """Give the `digest` to which the service binds the thinking of the reply; arguments as in `body_of`."""
-    head, messages = _render(request, names, claude, reasoning=reasoning)
+    head, messages, _ = _render(request, names, claude, reasoning=reasoning)
     return digest({**head, "messages": messages})
 
 
@@ -154,58 +155,90 @@ def _tool(tool: ToolDefinition, names: ToolNameMap) -> ToolParam:
     return rendered
 
 
+def _marked(message: _Message) -> _Message:
+    *blocks, last = message.content
+    return _Message(message.role, [*blocks, msgspec.structs.replace(last, cache_control=_CACHE)])
+
+
 def _render(
     request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool
-) -> tuple[Json, list[_Message]]:
+) -> tuple[Json, list[_Message], bool]:
+    """Give a request's head, its messages, and whether they hold reasoning."""
     head: Json = {"model": claude.model}
-    if tools := _tools(tuple(request.tools), names):
-        head["tools"] = tools
+    tools = tuple(request.tools)
+    if rendered := _tools(tools, names):
+        head["tools"] = rendered
     if request.system.strip():
         system: TextBlockParam = {"type": "text", "text": request.system, "cache_control": _CACHE}
         head["system"] = [system]
-    first = running_turn(request.messages) if reasoning else len(request.messages)
-    return head, _messages(request.messages, names, claude.provider, head, first)
+    first = running_turn(request.messages) if reasoning else sys.maxsize
+    while True:
+        key = _History, claude, names, tools, request.system, first
+        try:
+            history = folded(request, key, partial(_History, names, claude.provider, head, first))
+        except _PrefixChanged as error:
+            first = error.index + 1
+        else:
+            return head, history.messages(), history.has_reasoning
 
 
-def _messages(
-    history: Sequence[Message], names: ToolNameMap, provider: str, head: Json, first: int
-) -> list[_Message]:
-    # ``first`` is the index of the first reply whose thinking may go back.
-    messages: list[_Message] = []
-    results: list[_Result] = []
-    texts: list[_Text] = []
-    ids: dict[str, str] = {}
+class _PrefixChanged(Exception):
+    """The reply at ``index`` has reasoning that came after another prefix."""
 
-    def end_user() -> None:
-        if results or texts or not messages:
-            messages.append(_Message("user", [*results, *texts] or [_Text(BEGINNING)]))
-        results.clear()
-        texts.clear()
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
 
-    for index, item in enumerate(history):
-        # The service wants all results before any text.
+
+class _History:
+    """The messages of a history. ``first`` is the index of the first reply whose thinking may go back."""
+
+    def __init__(self, names: ToolNameMap, provider: str, head: Json, first: int) -> None:
+        self.has_reasoning = False
+        self._names = names
+        self._provider = provider
+        self._head = head
+        self._first = first
+        self._count = 0
+        self._messages: list[_Message] = []
+        # Of the user's message at the end. The service wants all results before any text.
+        self._results: list[_Result] = []
+        self._texts: list[_Text] = []
+        self._ids: dict[str, str] = {}
+
+    def messages(self) -> list[_Message]:
+        """Give the messages so far."""
+        if self._results or self._texts or not self._messages:
+            last = _Message("user", [*self._results, *self._texts] or [_Text(BEGINNING)])
+            return [*self._messages, last]
+        return [*self._messages]
+
+    def add(self, item: Message) -> None:
+        """Add a message of the history. Raises `_PrefixChanged`."""
         if isinstance(item, ToolResult):
-            results.append(_Result(ids[item.call_id], user_text(item), item.is_error))
-            continue
-        if not isinstance(item, AssistantMessage):
-            texts.append(_Text(user_text(item)))
-            continue
-        if not (item.text.strip() or item.calls):
-            continue
-        end_user()
-        received = received_of(item, provider) if index >= first else None
-        if received is not None and received.prefix != digest({**head, "messages": messages}):
-            return _messages(history, names, provider, head, index + 1)
-        blocks = render(item, received, names, ids, text=_Text, call=_use)
-        if received is not None and isinstance(blocks[-1], _Text):
-            blocks[-1].text = blocks[-1].text.rstrip()
+            self._results.append(_Result(self._ids[item.call_id], user_text(item), item.is_error))
+        elif not isinstance(item, AssistantMessage):
+            self._texts.append(_Text(user_text(item)))
+        elif item.text.strip() or item.calls:
+            self._add_reply(item)
+        self._count += 1
+
+    def _add_reply(self, item: AssistantMessage) -> None:
+        self._messages = messages = self.messages()
+        self._results, self._texts = [], []
+        received = received_of(item, self._provider) if self._count >= self._first else None
+        if received is not None and received.prefix != digest({**self._head, "messages": messages}):
+            raise _PrefixChanged(self._count)
+        blocks = render(item, received, self._names, self._ids, text=_Text, call=_use)
+        if received is not None:
+            self.has_reasoning |= any(isinstance(block, dict) for block in blocks)
+            if isinstance(blocks[-1], _Text):
+                blocks[-1].text = blocks[-1].text.rstrip()
         # Roles alternate: two replies in a row, such as after a barge-in, are one message.
         if messages[-1].role == "assistant":
             messages[-1].content += blocks
         else:
             messages.append(_Message("assistant", blocks))
-    end_user()
-    return messages
 
 
 def _use(call_id: str, name: str, arguments: bytes) -> _Use:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import Kept, ModelRequest, ToolDefinition
 from conductor.plugins.models.anthropic_request import body_of, prefix_of, warming_of
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
@@ -272,6 +275,46 @@ def test_no_valid_history_makes_a_request_that_is_refused() -> None:
         choice = random.choice(["auto", "none"])
         system = random.choice(["", " ", "Be brief.", "\udfff"])
         rendered(ask(*random_history(random), system=system, tools=tools, tool_choice=choice))
+
+
+def assert_grows_as_if_new(history: Sequence[Message]) -> None:
+    """Fail if a request of a turn differs from a request without the turn's earlier requests."""
+    kept: Kept = {}
+    for end, reasoning in itertools.product(range(len(history) + 1), (True, False)):
+        fresh = ModelRequest("Be brief.", history[:end], [SPAWN])
+        assert bodies(replace(fresh, kept=kept), reasoning) == bodies(fresh, reasoning)
+
+
+def bodies(request: ModelRequest, reasoning: bool) -> tuple[bytes, str]:
+    names, claude = names_of(request), Claude("test-model")
+    body = encode(body_of(request, names, claude, 512, reasoning=reasoning))
+    return body, prefix_of(request, names, claude, reasoning=reasoning)
+
+
+def test_the_later_requests_of_a_turn_are_as_if_each_were_the_first() -> None:
+    seed = 20261128
+    sys.stdout.write(f"seed {seed}\n")
+    random = Random(seed)
+    for _ in range(50):
+        assert_grows_as_if_new(random_history(random))
+    for prefix in (None, "another prefix"):
+        assert_grows_as_if_new([*two_thoughts(prefix), Note("News.")])
+
+
+def two_thoughts(prefix: str | None) -> list[Message]:
+    """Make a turn of two replies with thinking: the first after ``prefix``, the second after the first."""
+    history: list[Message] = [UserMessage("Go."), interleaved(prefix), ToolResult("t1", "ok")]
+    own = prefix_of(ask(*history), names_of(ask(*history)), Claude("test-model"))
+    opaque = opaque_of([Reasoning(THOUGHT[0]), CallSlot("own2")], partial(str, own))
+    return [*history, AssistantMessage("", (call("t2"),), opaque, "anthropic"), ToolResult("t2", "ok")]
+
+
+def test_thinking_goes_back_after_a_reply_whose_own_is_left_out() -> None:
+    request = ask(*two_thoughts("another prefix"))
+    body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
+    first, second = (message["content"] for message in body["messages"] if message["role"] == "assistant")
+    assert [block["type"] for block in first] == ["text", "tool_use"]
+    assert [block["type"] for block in second] == ["thinking", "tool_use"]
 
 
 @pytest.mark.parametrize("history", [(), (UserMessage("word " * 1000), AssistantMessage("Yes."))])
