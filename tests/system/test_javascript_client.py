@@ -101,6 +101,16 @@ async def test_nothing_is_lost_or_doubled_by_300_cuts() -> None:
     assert len(sessions) >= 60
 
 
+async def test_without_a_server_its_tests_say_what_they_need() -> None:
+    command = ["env", "-C", str(PACKAGE), "-u", "CONDUCTOR_URL", "-u", "NODE_PATH", program("node"), "--test"]
+    async with started(command) as process:
+        output, _ = await asyncio.wait_for(process.communicate(), STARTING)
+    text = output.decode()
+    assert process.returncode == 1
+    assert text.count("run tests/system/test_javascript_client.py with pytest") >= 2, text
+    assert "MODULE_NOT_FOUND" not in text
+
+
 ANSWERING = """
 import { createRequire } from "node:module";
 import { connect } from "./conductor.js";

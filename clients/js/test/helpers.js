@@ -1,11 +1,12 @@
-// What the tests share. The server's address comes from the environment; `ws` is found by NODE_PATH.
+// What the tests share. test_javascript_client.py gives the server's address, and the folder of `ws` in NODE_PATH.
 import { createRequire } from "node:module";
 import { after } from "node:test";
 import { connect, memoryStorage } from "../conductor.js";
 import { breaking as breakingOf } from "./cutting.js";
 
-const { WebSocket } = createRequire(import.meta.url)("ws");
 export const url = process.env.CONDUCTOR_URL;
+if (!url) throw new Error("They need a server and the package ws: run tests/system/test_javascript_client.py with pytest.");
+const { WebSocket } = createRequire(import.meta.url)("ws");
 export const token = process.env.CONDUCTOR_TOKEN;
 export const seed = Number(process.env.CONDUCTOR_SEED ?? 1);
 export { WebSocket, memoryStorage };
