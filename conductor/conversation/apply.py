@@ -23,6 +23,8 @@ from conductor.conversation.state import (
     Question,
     Speech,
     Turn,
+    checksum,
+    former_id,
 )
 from conductor.conversation.webhook_events import webhook_events
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
@@ -64,8 +66,10 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     """Apply one record; returns its events, which are in ``outbound`` unless they are flashes."""
     state.record_count += 1
     if event_id := getattr(record, "event_id", ""):
-        state.handled_ids[event_id] = None
-        _bound(state.handled_ids, MAX_HANDLED)
+        words = record.text if isinstance(record, r.TranscriptRecord) else ""
+        if not state.has_handled(event_id, words):  # as of an input that a former client left in the queue
+            state.handled_ids[event_id] = checksum(words)
+            _bound(state.handled_ids, MAX_HANDLED)
     turn = state.turn
     for told in webhook_events(state, record, at):
         state.webhook_events[told.id] = told
@@ -100,6 +104,10 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
                 for question in state.questions.values():
                     question.card = False
                     _forget(state, question.id)
+        case r.ClientReplaced():
+            state.former_ids |= {former_id(*handled): None for handled in state.handled_ids.items()}
+            _bound(state.former_ids, MAX_HANDLED)
+            state.handled_ids = {}
         case r.CallsWithheld():
             for event_id in record.event_ids:
                 if event_id in state.outbound:
@@ -207,7 +215,8 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         state.summary = record.summary
     state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
     state.unknown_calls = {key: call for key, call in state.unknown_calls.items() if call.expires_at > at}
-    state.queue = [waiting for waiting in state.queue if waiting.event_id != record.event_id]
+    words = record.event_id, record.text
+    state.queue = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) != words]
     state.log += _take_notices(state, record, at)
     if record.tool:
         text = f"A program of the user calls {record.tool[:128]}. This is not the user speaking."

@@ -21,7 +21,16 @@ from conductor.conversation.phrases import (
     late_result,
     name_for_the_ear,
 )
-from conductor.conversation.state import MAX_NOTICES, Call, Cause, Notice, Profile, Speech, Turn
+from conductor.conversation.state import (
+    MAX_NOTICES,
+    Call,
+    Cause,
+    Conversation,
+    Notice,
+    Profile,
+    Speech,
+    Turn,
+)
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.errors import ErrorCode
 from conductor.events import client
@@ -54,7 +63,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
 
     A transcript has words: `wordless` refuses a noise before.
     """
-    if event_id in view.state.handled_ids:
+    if was_handled(view.state, event_id, event):
         return []
     match event:
         case client.TranscriptFinal():
@@ -78,6 +87,13 @@ def receive(view: View, event_id: str, event: object) -> Response:
                 notice = Notice(app_words(event.text), expires_at, untrusted=True, words=event.text)
             return [r.NoticeTaken(event_id, notice)]
     return []
+
+
+def was_handled(state: Conversation, event_id: str, event: object) -> bool:
+    """Tell whether an event repeats one that was handled."""
+    return state.has_handled(
+        event_id, event.text.strip() if isinstance(event, client.TranscriptFinal) else ""
+    )
 
 
 # -- the person's words
@@ -120,7 +136,7 @@ def starts_turn(response: Response) -> bool:
 def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:
     """Take words about a question that is closed by now: they decide nothing, and the model gets no turn."""
     assert isinstance(event, client.TranscriptFinal)
-    if event_id in view.state.handled_ids:
+    if was_handled(view.state, event_id, event):
         return []
     if view.state.turn is not None:
         return [r.AnswerUnclear(question_id, event_id, event.text.strip(), counts=False)]
@@ -434,6 +450,7 @@ def connected(
     state, focus = view.state, view.state.focus
     records: list[r.Record] = []
     if is_new and not (same_process and "resume" in profile.capabilities):
+        records += [r.ClientReplaced()] if state.handled_ids else []
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [
             event.id

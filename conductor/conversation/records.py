@@ -68,6 +68,10 @@ class ProfileDeclared(Fact, frozen=True):
     profile: Profile
 
 
+class ClientReplaced(Fact, frozen=True):
+    """A client connected that may have lost its state: the ids of its events may begin anew."""
+
+
 class CallsWithheld(Fact, frozen=True):
     """The app was relaunched: it may have run these calls, which are never sent again."""
 
@@ -317,6 +321,9 @@ class LateFinished(Fact, frozen=True):
     notice: Notice
     starts_turn: bool
 
+
+# Their ``text`` is that of the transcript ``event_id``.
+TranscriptRecord: TypeAlias = InputQueued | TurnStarted | AnswerUnclear | QuestionDecided
 
 if TYPE_CHECKING:
     Record: TypeAlias = Fact

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
+from zlib import crc32
 
 import msgspec
 
@@ -273,6 +274,16 @@ class WebhookEvent(Value, frozen=True):
     data: dict[str, Any]
 
 
+def checksum(words: str) -> int:
+    """Tell the words of a transcript from others; 0 for an event without words."""
+    return crc32(words.encode(errors="replace"))
+
+
+def former_id(event_id: str, words: int) -> str:
+    """Name an event of a former client by its id and the `checksum` of its words."""
+    return f"{event_id} {words:x}"
+
+
 class Conversation(Part):
     """A session. The first message of ``log`` has the position ``log_start``.
 
@@ -280,9 +291,11 @@ class Conversation(Part):
     ``claim`` is the token of the owner, who may only visit it (``visits``);
     ``claims`` maps the last owners to their last revisions, and ``claim_times`` are the recent takeovers.
     Event ids are made of the claim and ``record_count``.
-    ``fields`` belong to tools. ``decided`` are the outcomes of the last questions. ``usage`` sums up the
-    replies: input tokens, output tokens, cost. ``webhooks`` are the events that the app's backend wants, and
-    ``webhook_events`` those that wait for delivery. ``opened``: the backend knows that the session is open.
+    ``handled_ids`` maps the ids of the client's last events to the `checksum` of their words; ``former_ids``
+    are the `former_id` of events of clients before it. ``fields`` belong to tools. ``decided`` are the
+    outcomes of the last questions. ``usage`` sums up the replies: input tokens, output tokens, cost.
+    ``webhooks`` are the events that the app's backend wants, and ``webhook_events`` those that wait for
+    delivery. ``opened``: the backend knows that the session is open.
     """
 
     revision: int = 0
@@ -308,7 +321,8 @@ class Conversation(Part):
     late_calls: dict[str, LateCall] = {}
     unknown_calls: dict[str, UnknownCall] = {}
     outbound: dict[str, Event] = {}
-    handled_ids: dict[str, None] = {}
+    handled_ids: dict[str, int] = {}
+    former_ids: dict[str, None] = {}
     fields: dict[str, str] = {}
     usage: tuple[int, int, float] = (0, 0, 0.0)
     webhooks: tuple[str, ...] = ()
@@ -328,13 +342,20 @@ class Conversation(Part):
     @property
     def is_new(self) -> bool:
         """Whether nothing was recorded but claims."""
-        is_empty = not (self.log or self.handled_ids or self.fields or self.outbound)
+        is_empty = not (self.log or self.handled_ids or self.former_ids or self.fields or self.outbound)
         return is_empty and self.profile == Profile()
 
     @property
     def calls(self) -> Sequence[Call]:
         """The calls of the running round."""
         return self.turn.calls if self.turn is not None else ()
+
+    def has_handled(self, event_id: str, words: str = "") -> bool:
+        """Tell whether an event was handled; ``words`` are those of a transcript.
+
+        A client that has lost its state begins its ids anew: its event has the id of another one.
+        """
+        return event_id in self.handled_ids or former_id(event_id, checksum(words)) in self.former_ids
 
     def open_call(self, call_id: str) -> Call | None:
         """Find a call of the running round that has no result."""

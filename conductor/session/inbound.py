@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from conductor.conversation.consent import Later, Refuse, Response, tapped
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import receive, starts_turn, too_late, wordless
+from conductor.conversation.receive import receive, starts_turn, too_late, was_handled, wordless
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
@@ -60,7 +60,7 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
     if not serves and await clients.is_superseded(transport):
         if not isinstance(event, client.ToolResultEvent):
             return InboundResult.ORDINARY
-    is_repeated = inbound.id in state.handled_ids
+    is_repeated = was_handled(state, inbound.id, event)
     try:
         result = await _take(session, inbound, transport)
     except Fenced:
@@ -238,7 +238,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     view, now = session.view, session.view.now()
     view.utterance_began = view.utterance_began if now < view.speaking_until else now
     view.speaking_until = 0
-    if event_id in session.state.handled_ids:
+    if was_handled(session.state, event_id, event):
         return InboundResult.ORDINARY
     if (noise := wordless(view, event.text)) is not None:
         return await _refuse_transcript(session, noise, event_id)

@@ -122,7 +122,7 @@ class Reminders:
 
         def decision() -> list[Record]:
             # It may have been told before this session was restored.
-            return [] if event_id in session.state.handled_ids else [NoticeTaken(event_id, notice)]
+            return [] if session.state.has_handled(event_id) else [NoticeTaken(event_id, notice)]
 
         await session.commits.decide(decision)
 

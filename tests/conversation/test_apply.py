@@ -38,6 +38,7 @@ from conductor.conversation.state import (
     Turn,
     UnknownCall,
     WebhookEvent,
+    checksum,
 )
 from conductor.events.server import EndReason
 from conductor.messages import AssistantMessage, Note, UserMessage
@@ -157,6 +158,11 @@ def prompt(call_id: str, reply_id: str, text: str) -> Changes:
 def without(call_id: str) -> Changes:
     """Make the changes that silence a speech."""
     return {f"speeches.{call_id}": GONE, f"outbound.speak {call_id}": GONE}
+
+
+def handled(event_id: str, words: str) -> Changes:
+    """Make the change by a transcript that is handled."""
+    return {f"handled_ids.{event_id}": checksum(words)}
 
 
 def acknowledged(state: Conversation, *, but: Kind | None = None) -> Conversation:
@@ -327,6 +333,27 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         {"profile": GERMAN_VOICE, "questions.q1.card": False, "outbound.approval q1": GONE},
     ),
     ("a withheld call", TWO_CALLS, r.CallsWithheld(("evt_claim_d80",)), {"outbound.call c1.withheld": True}),
+    (
+        "another client",
+        fold(r.EventHandled("e1"), r.InputQueued("e2", "hi")),
+        r.ClientReplaced(),
+        {
+            "handled_ids.e1": GONE,
+            "handled_ids.e2": GONE,
+            "former_ids.e1 0": None,
+            "former_ids.e2 d8932aac": None,
+        },
+    ),
+    (
+        "another client after many",
+        fold(
+            *(r.EventHandled(f"e{number}") for number in range(512)),
+            r.ClientReplaced(),
+            r.EventHandled("e"),
+        ),
+        r.ClientReplaced(),
+        {"handled_ids.e": GONE, "former_ids.e0 0": GONE, "former_ids.e 0": None},
+    ),
     ("a shown state", EMPTY, r.StateShown("idle"), {}),
     (
         "an event too many: the oldest goes, but a call stays",
@@ -340,25 +367,25 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.StateShown("idle"),
         {"outbound.state call_claim_190a": GONE},
     ),
-    ("too many calls wait", CROWDED_BY_CALLS, r.EventHandled("e1"), {"handled_ids.e1": None}),
+    ("too many calls wait", CROWDED_BY_CALLS, r.EventHandled("e1"), {"handled_ids.e1": 0}),
     ("a field", EMPTY, r.FieldSet("a", "1"), {"fields.a": "1"}),
     ("a field that changes", fold(r.FieldSet("a", "1")), r.FieldSet("a", "2"), {"fields.a": "2"}),
     ("a field that is emptied", fold(r.FieldSet("a", "1")), r.FieldSet("a", ""), {"fields.a": GONE}),
     # Inputs and notices.
-    ("a handled event", EMPTY, r.EventHandled("e1"), {"handled_ids.e1": None}),
+    ("a handled event", EMPTY, r.EventHandled("e1"), {"handled_ids.e1": 0}),
     (
         "a handled event after many",
         fold(*(r.EventHandled(f"e{number}") for number in range(512))),
         r.EventHandled("e"),
-        {"handled_ids.e0": GONE, "handled_ids.e": None},
+        {"handled_ids.e0": GONE, "handled_ids.e": 0},
     ),
     (
         "an input",
         EMPTY,
         r.InputQueued("e1", "hi", "de"),
-        {"queue+": [Input("e1", "hi", "de")], "handled_ids.e1": None},
+        {"queue+": [Input("e1", "hi", "de")], "handled_ids.e1": 0xD8932AAC},
     ),
-    ("a notice", EMPTY, r.NoticeTaken("e1", NEWS), {"notices+": [NEWS], "handled_ids.e1": None}),
+    ("a notice", EMPTY, r.NoticeTaken("e1", NEWS), {"notices+": [NEWS], "handled_ids.e1": 0}),
     ("a notice that waits already", noticed(NEWS), r.NoticeTaken("", NEWS), {}),
     ("a late result like another", noticed(RESULT), r.NoticeTaken("", RESULT), {"notices+": [RESULT]}),
     (
@@ -379,13 +406,25 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a turn",
         EMPTY,
         r.TurnStarted("transcript", 9_000, "e1", "go", lang="de"),
-        {"turn": turn("turn_claim_800", transcripts=["e1"], lang="de"), "log+": [GO], "handled_ids.e1": None},
+        {"turn": turn("turn_claim_800", transcripts=["e1"], lang="de"), "log+": [GO], **handled("e1", "go")},
     ),
     (
         "a turn of the queue",
         fold(r.InputQueued("e1", "go"), r.InputQueued("e2", "wait")),
         r.TurnStarted("transcript", 9_000, "e1", "go"),
         {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": [Input("e2", "wait")]},
+    ),
+    (
+        "a turn of the queue, where another client's input has its id",
+        fold(r.InputQueued("e1", "go"), r.ClientReplaced(), r.InputQueued("e1", "wait")),
+        r.TurnStarted("transcript", 9_000, "e1", "go"),
+        {"turn": turn("turn_claim_1400", transcripts=["e1"]), "log+": [GO], "queue": [Input("e1", "wait")]},
+    ),
+    (
+        "a turn of the queue of a former client leaves its id to the next one",
+        fold(r.InputQueued("e1", "go"), r.ClientReplaced()),
+        r.TurnStarted("transcript", 9_000, "e1", "go"),
+        {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": []},
     ),
     ("a refused turn", EMPTY, REFUSED, {"turn": turn("turn_claim_800", cause="refused")}),
     (
@@ -839,7 +878,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an end by an event",
         IN_TURN,
         r.TurnEnded("interrupted", event_id="e1"),
-        {"turn": None, "handled_ids.e1": None},
+        {"turn": None, "handled_ids.e1": 0},
     ),
     (
         "an end in a reply",
@@ -1007,7 +1046,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "questions.q1.presented_at": 0,
             "questions.q1.repeat_at": LATER + 500,
             **without(PROMPT),
-            "handled_ids.e1": None,
+            "handled_ids.e1": 0,
         },
     ),
     (
@@ -1018,20 +1057,20 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "questions.q1.unclear": 1,
             "questions.q1.repeat_at": 0,
             "turn.transcripts+": ["e1"],
-            "handled_ids.e1": None,
+            **handled("e1", "hm"),
         },
     ),
     (
         "an unclear answer that does not count",
         ASKED,
         r.AnswerUnclear("q1", "e1", "hm", counts=False),
-        {"turn.transcripts+": ["e1"], "handled_ids.e1": None},
+        {"turn.transcripts+": ["e1"], **handled("e1", "hm")},
     ),
     (
         "an answer after very many",
         MANY_ANSWERS,
         r.AnswerUnclear("q1", "e127", "hm", counts=False),
-        {"turn.transcripts": [f"e{number}" for number in range(128)], "handled_ids.e127": None},
+        {"turn.transcripts": [f"e{number}" for number in range(128)], **handled("e127", "hm")},
     ),
     (
         "a yes",
@@ -1042,7 +1081,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "decided.q1": "allowed",
             **without(PROMPT),
             "turn.transcripts+": ["e1"],
-            "handled_ids.e1": None,
+            **handled("e1", "yes"),
             **GIVEN,
             **CLOCK_STARTS,
         },
@@ -1122,7 +1161,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an answer to a question that is gone",
         IN_TURN,
         r.QuestionDecided("q1", "c1", "allowed", "e1", "yes"),
-        {"turn.transcripts+": ["e1"], "handled_ids.e1": None},
+        {"turn.transcripts+": ["e1"], **handled("e1", "yes")},
     ),
     (
         "a decision after many",
@@ -1142,7 +1181,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a cut speech",
         SAID,
         r.SpeechCut(SAID_SPEECH, "One [cut]", "e1"),
-        {"log": [GO, AssistantMessage("One [cut]")], **without(SAID_SPEECH), "handled_ids.e1": None},
+        {"log": [GO, AssistantMessage("One [cut]")], **without(SAID_SPEECH), "handled_ids.e1": 0},
     ),
     (
         "a cut speech of two",

@@ -80,6 +80,11 @@ def over(state: Conversation) -> Conversation:
     return fold(r.TurnEnded("answered"), state=state)
 
 
+def replaced(state: Conversation) -> Conversation:
+    """Let another client take the place of the one of a state."""
+    return fold(r.ClientReplaced(), state=state)
+
+
 def speech(state: Conversation, number: int = 0) -> str:
     return list(state.speeches)[number]
 
@@ -161,6 +166,7 @@ HEARD_ONE = f"One {CUT_HERE}"
 HANDLED = r.EventHandled("e1")
 STOPPED = r.TurnEnded("interrupted")
 BARGED_IN = r.TurnEnded("interrupted", "e1")
+HANDLED_HI = fold(STARTS, r.TurnEnded("answered"))
 
 RESULT = client.ToolResultEvent("c1", "four")
 TWO_SECONDS_LATER: Facts = {"now": NOW + 2_000}
@@ -205,7 +211,42 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         client.TranscriptFinal(" hi\n", "de"),
         [changed(STARTS, lang="de")],
     ),
-    ("words that were handled", fold(r.EventHandled("e1")), {}, HI, []),
+    # An id counts once; that of a former client, whose ids may begin anew, with its words.
+    ("words that were handled", HANDLED_HI, {}, HI, []),
+    ("other words under a handled id", HANDLED_HI, {}, client.TranscriptFinal("ho"), []),
+    ("words under the id of an interruption", fold(HANDLED), {}, HI, []),
+    ("words that a former client said", replaced(HANDLED_HI), {}, client.TranscriptFinal(" hi "), []),
+    ("words that wait for a former client", replaced(fold(WAITS)), {}, client.TranscriptFinal("hi"), []),
+    (
+        "half a character of a former client, as it is stored",
+        replaced(fold(r.InputQueued("e1", "a ?"))),
+        {},
+        client.TranscriptFinal("a \ud800"),
+        [],
+    ),
+    (
+        "other words under an id of a former client",
+        replaced(HANDLED_HI),
+        {},
+        client.TranscriptFinal("ho"),
+        [changed(STARTS, text="ho")],
+    ),
+    ("words under the id of a former client's interruption", replaced(fold(HANDLED)), {}, HI, [STARTS]),
+    (
+        "words of the first of three clients",
+        replaced(fold(changed(STARTS, text="ho"), r.TurnEnded("answered"), state=replaced(HANDLED_HI))),
+        {},
+        HI,
+        [],
+    ),
+    ("an interruption of a former client", replaced(fold(HANDLED)), {}, INTERRUPTED, []),
+    (
+        "an interruption under the id of a former client's words",
+        replaced(HANDLED_HI),
+        {},
+        INTERRUPTED,
+        [HANDLED],
+    ),
     ("words over a turn", TURN, {}, HI, [REPLACED, STARTS]),
     ("words over a turn, in the queue's mode", TURN, QUEUE, HI, [WAITS]),
     ("words behind words", QUEUED, QUEUE, HI, [WAITS]),
@@ -467,9 +508,11 @@ def test_an_event_makes_its_records(
 
 def test_an_event_means_nothing_the_second_time() -> None:
     for name, state, facts, event, response in EVENTS:
-        after = fold(*response, state=state) if isinstance(response, list) else state
-        if "e1" in after.handled_ids:
+        records = response if isinstance(response, list) else []
+        if any(getattr(record, "event_id", "") == "e1" for record in records):
+            after = fold(*records, state=state)
             assert receive(view(after, **facts), "e1", event) == [], name
+            assert receive(view(replaced(after), **facts), "e1", event) == [], name
 
 
 def test_deciding_changes_nothing() -> None:
@@ -532,7 +575,9 @@ TOO_LATE: list[tuple[str, Conversation, list[r.Record]]] = [
     ("in the turn", TURN, [r.AnswerUnclear("q1", "e1", "ja", counts=False)]),
     ("after the turn", SAID, [JA_STARTS, r.TurnEnded("interrupted")]),
     ("after the turn, before an input", QUEUED, [JA_STARTS, r.TurnEnded("interrupted", follows=True)]),
-    ("a second time", fold(r.EventHandled("e1")), []),
+    ("a second time", over(fold(JA_STARTS)), []),
+    ("a second time, of a former client", replaced(over(fold(JA_STARTS))), []),
+    ("a second time in the turn", in_turn(r.AnswerUnclear("q1", "e1", "ja", counts=False)), []),
 ]
 
 
@@ -1141,4 +1186,30 @@ def test_a_connection_is_shown_where_the_conversation_stands(
     records: list[r.Record],
 ) -> None:
     known = {"resumed": True, "same_process": False, "is_new": True, **arguments}
-    assert connected(view(state, **facts), replay, profile, **known) == records
+    assert connected(view(replaced(state), **facts), replay, profile, **known) == records
+
+
+@pytest.mark.parametrize(
+    ("state", "profile", "arguments", "records"),
+    [
+        (SAID, VOICE, {}, [r.ClientReplaced(), IDLE]),
+        (CALLED, VOICE, {}, [r.ClientReplaced(), WITHHELD]),
+        (SAID, RESUME, {}, [r.ClientReplaced(), IDLE]),
+        (SAID, RESUME, SAME, [IDLE]),
+        (SAID, VOICE, STALE, [IDLE]),
+        (replaced(SAID), VOICE, {}, [IDLE]),
+    ],
+    ids=[
+        "an app without resume",
+        "an app without resume in a call",
+        "an app with resume that was started again",
+        "an app that still runs",
+        "the same connection",
+        "an app without resume that has handled nothing",
+    ],
+)
+def test_an_app_that_may_have_lost_its_state_begins_its_ids_anew(
+    state: Conversation, profile: Profile, arguments: Facts, records: list[r.Record]
+) -> None:
+    known = {"resumed": True, "same_process": False, "is_new": True, **arguments}
+    assert connected(view(state), Replay(), profile, **known) == records

@@ -125,6 +125,40 @@ async def test_an_invalid_transcript_of_a_parked_client_claims_nothing(file_shel
             assert not len(a.listener.registry)
 
 
+# -- an app that has lost its state
+
+
+async def test_the_ids_of_an_app_that_has_lost_its_state_may_begin_again(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone() as phone:
+            phone.say("one", id="e-1")
+            await phone.until("assistant.speech.final", text="Heard one.")
+        async with a.phone() as reinstalled:
+            reinstalled.say("two", id="e-1")
+            await reinstalled.until("assistant.speech.final", text="Heard one, two.")
+            await calm(a)
+        async with b.phone() as moved:
+            await moved.until("session.started")
+            since = len(moved.log)
+            for text in "one", " two ", "three":  # the first two were answered
+                moved.say(text, id="e-1")
+            await moved.until("assistant.speech.final", since=since)
+            assert moved.finals(since) == ["Heard one, two, three."]
+
+
+async def test_an_id_counts_once_on_a_connection_and_after_a_resume(shelf: Shelf) -> None:
+    async with two_nodes(shelf) as (a, b):
+        async with a.phone(start_fields={"capabilities": ["resume"]}) as phone:
+            phone.say("one", id="e-1")
+            await phone.until("assistant.speech.final", text="Heard one.")
+            for served, text, heard in (a, "two", "one, two"), (b, "three", "one, two, three"):
+                await calm(a)
+                await moves(phone, served)
+                phone.say("once more", id="e-1")
+                phone.say(text)
+                await phone.until("assistant.speech.final", text=f"Heard {heard}.")
+
+
 # -- the reason of a start
 
 

@@ -44,7 +44,7 @@ async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) ->
 
 async def _tell(call: ApiCall, *, is_spoken: bool) -> Accepted:
     async def tell(session: Session) -> Accepted:
-        is_repeated = call.event_id in session.state.handled_ids
+        is_repeated = session.state.has_handled(call.event_id)
         response = await record(session, call.event_id, AppText(call.body.text, is_spoken))
         if isinstance(response, Refuse):
             raise ApiError(429, response.code, response.message)
