@@ -117,7 +117,6 @@ async def _take(  # noqa: C901 -- a case an event
             await record(session, "", event)
         case client.ToolStarted() | client.ToolProgress():
             outbox.extend(event.call_id)
-            session.changed()
         case client.ToolsList() if session.services.may_inspect(transport):
             services, listed = session.services, session.gate.listed
             model = services.serving(session.state.profile.model) or services.provider.name
@@ -150,7 +149,7 @@ async def record(session: Session, event_id: str, event: object) -> Response:
 
 
 async def _take_result(session: Session, event_id: str, event: client.ToolResultEvent) -> InboundResult:
-    outbox, state = session.outbox, session.state
+    state = session.state
     if not event.call_id.startswith("call_"):  # as all ids of this server do
         session.clients.diagnose([Diagnostic("warning", "unknown_call", _UNKNOWN_CALL, event_id)])
     if isinstance(event, client.UnreadableResult):
@@ -158,19 +157,29 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
         session.clients.diagnose([Diagnostic("warning", "unreadable_result", message, event_id)])
     call = state.open_call(event.call_id)
     if call is not None and call.is_device:
-        outbox.extend(event.call_id)  # it must not time out while its result is recorded
+        session.outbox.extend(event.call_id)  # it must not time out while its result is recorded
         if not await _report(session, event_id, event):
             return InboundResult.LATER
         expected = True
     else:
-        expected = outbox.acknowledge(event.call_id)
-        may_matter = bool(state.questions) or event.call_id in state.late_calls
-        if may_matter and receive(session.view, "", event):
+        expected = _acknowledge(session, event.call_id)
+        prompts = {question.speech_id for question in state.questions.values()}
+        if event.call_id in prompts or event.call_id in state.late_calls:
             await record(session, "", event)
-    session.changed()
-    if expected and session.loop is None and not outbox.outstanding:
+    if expected and session.loop is None and not session.outbox.outstanding:
         session.clients.flush_soon()
     return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
+
+
+def _acknowledge(session: Session, call_id: str) -> bool:
+    """Take the answer of a call; returns whether the call was outstanding.
+
+    It ends in the outbox: of all that a step rests on, only news wait for the end of a speech.
+    """
+    expected = session.outbox.acknowledge(call_id)
+    if expected and session.state.notices:
+        session.changed()
+    return expected
 
 
 Report: TypeAlias = client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted
@@ -188,15 +197,14 @@ async def _report(session: Session, event_id: str, event: Report) -> bool:
     except StoreError:
         session.spawn(_insist_report(session, event_id, event))
         return False
-    session.outbox.acknowledge(event.call_id)
+    _acknowledge(session, event.call_id)
     return True
 
 
 async def _insist_report(session: Session, event_id: str, event: Report) -> None:
     if await session.commits.insist(lambda: receive(session.view, "", event)):
-        session.outbox.acknowledge(event.call_id)
+        _acknowledge(session, event.call_id)
         session.clients.acknowledge(event_id)
-        session.changed()
 
 
 async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | None:

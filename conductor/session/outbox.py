@@ -41,7 +41,7 @@ class Outbox:
     a line. The backlog waits for the end of a speech. ``on_expired`` is called for each call that timed out,
     and each speech that will not be acknowledged. ``shown_at`` is the time at which the client was last
     connected, sent a UI call, or answered one. While ``deciding``, no event that a decision rests on is sent.
-    ``deadline``: when the first call of the line is late.
+    ``deadline``: when the first call of the line is late; ``on_deadline`` is called with each new one.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class Outbox:
         nonce: str,
         view: View,
         limits: Limits,
+        *,
         on_expired: Callable[[Event], None],
+        on_deadline: Callable[[int], None],
     ) -> None:
         self.acked: list[str] = []
         self._view = view
@@ -63,6 +65,7 @@ class Outbox:
         self._session_id = session_id
         self._nonce = nonce
         self._on_expired = on_expired
+        self._on_deadline = on_deadline
         self.transport: Transport | None = None
         self.shown_at = 0
         self.last_written = ""
@@ -246,7 +249,7 @@ class Outbox:
     def extend(self, call_id: str) -> None:
         """Restart the time limit of the first call of the line: the device works on it."""
         if self._head is not None and self._head.event.call_id == call_id:
-            self.deadline = self._view.now() + self._head.limit_ms
+            self._expire_at(self._view.now() + self._head.limit_ms)
 
     def handled(self, event_id: str | None, *, queues_speeches: bool) -> None:
         """Acknowledge everything up to an event that the client has handled.
@@ -331,7 +334,7 @@ class Outbox:
             entry, late = self._head, now - self.deadline
             if late > _SUSPENDED_MS and not entry.is_extended:
                 entry.is_extended = True
-                self.deadline = now + max(_UNREAD_MS, min(late, entry.limit_ms))
+                self._expire_at(now + max(_UNREAD_MS, min(late, entry.limit_ms)))
                 return
             if entry.event.kind in ("call", "speak"):
                 self._lose(entry)
@@ -361,7 +364,13 @@ class Outbox:
         head = next(iter(self._line.values()), None)
         if head is not self._head:
             self._head = head
-            self.deadline = self._view.now() + head.limit_ms if head is not None else None
+            self.deadline = None
+            if head is not None:
+                self._expire_at(self._view.now() + head.limit_ms)
+
+    def _expire_at(self, deadline: int) -> None:
+        self.deadline = deadline
+        self._on_deadline(deadline)
 
     def _offer(self, entry: Entry) -> None:
         is_speech = entry.event.kind == "speak"

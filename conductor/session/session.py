@@ -108,6 +108,7 @@ class Session:
             self.view,
             self.limits,
             on_expired=lambda event: weak._expired(event),
+            on_deadline=lambda at: weak._timer.wake_at(at),
         )
         self.commits = Commits(
             store,

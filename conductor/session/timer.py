@@ -32,14 +32,18 @@ class Timer:
         session = self._session
         rests = session.loop is None and session.state.turn is None and not session.view.closing
         self._look_at = self._reminders.look() if rests and may_have_reminders(session) else None
-        if self._is_expiring:
+        if (at := deadline(session.view, session.outbox.deadline, self._look_at)) is not None:
+            self.wake_at(at)
+
+    def wake_at(self, at: int) -> None:
+        """Run until this time, or an earlier one that was set before."""
+        session = self._session
+        if session.is_closed or self._is_expiring or (self._at is not None and at >= self._at):
             return
-        at = deadline(session.view, session.outbox.deadline, self._look_at)
-        if at is not None and (self._at is None or at < self._at):
-            self.stop()
-            seconds = max(0.001, (at - session.view.now()) / 1000)
-            self._at = at
-            self._handle = asyncio.get_running_loop().call_later(seconds, self._tick)
+        self.stop()
+        self._at = at
+        seconds = max(0.001, (at - session.view.now()) / 1000)
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def stop(self) -> None:
         """Stop the timer."""

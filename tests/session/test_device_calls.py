@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from dataclasses import replace
+from types import FrameType
 from typing import Any, Literal
 
 import pytest
 
 from conductor.conversation.records import Commit, ReplyLogged
+from conductor.conversation.steps import next_step
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import Note, ToolResult
@@ -113,6 +116,42 @@ async def test_a_call_without_an_answer_is_unknown_at_its_limit_and_its_late_res
     (note,) = notes(stage)
     assert "heron" in note
     assert stage.app.speeches() == ["Done.", "Next.", "After that."]
+
+
+async def test_a_call_behind_others_has_its_limit_from_their_acknowledgement_on() -> None:
+    over: list[float] = []
+
+    async def acknowledge(name: str, call_id: str) -> str | None:
+        if name == "convo.appendMessage" and not over:
+            await later(1.0)
+            over.append(asyncio.get_running_loop().time())
+        return silent_tools(name, call_id)
+
+    stage = await open_stage(make_services(ONE_CALL, tool_timeout=2.0), acknowledge)
+    stage.app.say("go")
+    await stage.app.until("assistant.speech.final")
+    assert asyncio.get_running_loop().time() - over[0] == pytest.approx(2.0)
+
+
+async def test_an_acknowledgement_computes_no_step() -> None:
+    stage = await open_stage(make_services([[TextDelta("Well.")]]), lambda name, call_id: None)
+    stage.app.say("go")
+    await later(1)
+    calls = [event["payload"]["callId"] for event in stage.app.log if event["type"] == "tool.call"]
+    computed: list[str] = []
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is next_step.__code__:
+            computed.append(event)
+
+    sys.setprofile(profile)
+    try:
+        for call_id in calls:
+            stage.app.result(call_id, SPOKEN)
+            await later(0.1)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) == 6 and not stage.session.outbox.outstanding and computed == []
 
 
 async def test_the_late_results_of_two_calls_of_one_tool_are_told_apart() -> None:

@@ -92,7 +92,7 @@ class Bench:
         self.expired: list[tuple[str, float]] = []
         self.view = view(Conversation(), now=now_ms)
         bound = limits(**{**bounds, "stale_speech": 1e6, **changed})
-        self.outbox = Outbox("s-1", "a", self.view, bound, self._expire)
+        self.outbox = Outbox("s-1", "a", self.view, bound, on_expired=self._expire, on_deadline=self._wake_at)
         self.outbound: dict[str, Event] = {}
         self.numbers = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -100,18 +100,20 @@ class Bench:
     def _expire(self, event: Event) -> None:
         self.expired.append((event.call_id, asyncio.get_running_loop().time()))
 
-    def look(self) -> None:
-        """Move the timer, as a session does after each change."""
+    def _wake_at(self, at: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, at = None, self.outbox.deadline
-        if at is not None:
-            seconds = max(0.001, (at - now_ms()) / 1000)
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
+        seconds = max(0.001, (at - now_ms()) / 1000)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
 
     def _tick(self) -> None:
         self.outbox.tick()
         self.look()
+
+    def look(self) -> None:
+        """Stop the timer if nothing waits."""
+        if self.outbox.deadline is None and self._timer is not None:
+            self._timer.cancel()
 
     def put(self, kind: Kind, *, effect: str = "write", age_s: float = 0.0) -> str:
         """Put an event; returns its name, whose call id has a "c" for the "e"."""
