@@ -67,19 +67,6 @@ def settings(**values: object) -> Settings:
 # -- what is put together
 
 
-def test_the_services_follow_the_settings(tmp_path: Path) -> None:
-    prompt = tmp_path / "prompt.md"
-    prompt.write_text("You are a parrot.")
-    services = make_services(
-        settings(system_prompt_file=prompt, interruption_mode="queue", max_turns=7, speak_errors=False)
-    )
-    assert services.system_prompt == "You are a parrot."
-    assert services.interruption_mode == "queue"
-    assert services.limits.max_turns == 7
-    assert services.failures == {}
-    assert services.provider.name == "demo"
-
-
 @pytest.mark.parametrize(("window", "tokens"), [(None, 60_000), (8_192, 4_096), (200_000, 60_000)])
 def test_the_history_takes_at_most_half_of_the_models_context(
     tmp_path: Path, window: int | None, tokens: int

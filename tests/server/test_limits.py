@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import TextDelta
 from tests.app import App
 from tests.hasty import SHORT_S, hasten
-from tests.models import ScriptedProvider
+from tests.models import AnthropicService, ScriptedProvider
 from tests.server.wires import WAIT, get, http, until, upgrade
-from tests.serving import Served, serving
+from tests.serving import Served, configured, serving
 
 TOKENS = ("first-token", "second-token")
 
@@ -74,6 +75,23 @@ async def test_a_token_has_a_limit_of_connections_of_its_own() -> None:
         sockets.append(await open_socket(served, TOKENS[0]))
         for socket in sockets:
             await socket.close()
+
+
+async def test_an_address_behind_a_trusted_proxy_has_a_limit_of_connections_of_its_own(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    limits = {"trusted_proxies": "127.0.0.1", "max_connections_per_address": 1}
+    async with configured(claude, tmp_path, **limits) as served:
+
+        async def connects(address: str) -> int:
+            return (await http(served.listener.port, upgrade("/ws", f"X-Forwarded-For: {address}")))[0]
+
+        headers = {"X-Forwarded-For": "198.51.100.7"}
+        socket = await connect(served.url, proxy=None, additional_headers=headers)
+        assert [await connects(address) for address in ("198.51.100.7", "203.0.113.9")] == [429, 101]
+        await socket.close()
+        await until(lambda: served.listener.connections == 0)
+        assert await connects("198.51.100.7") == 101
 
 
 # -- the first event
