@@ -43,7 +43,7 @@ class InboundResult(Enum):
     """The kind of an event.
 
     ``EXPECTED`` answers a call; ``REFUSED`` got an error; ``COSTLY`` has a long answer;
-    ``LATER`` is recorded later.
+    ``LATER`` is recorded later; ``REPEATED`` is a transcript that was handled before.
     """
 
     ORDINARY = auto()
@@ -51,16 +51,16 @@ class InboundResult(Enum):
     REFUSED = auto()
     COSTLY = auto()
     LATER = auto()
+    REPEATED = auto()
 
 
 async def handle(session: Session, inbound: Inbound, transport: Transport) -> InboundResult:
     """Handle one event of a connection. Never waits for a turn."""
-    event, state, clients = inbound.event, session.state, session.clients
+    event, clients = inbound.event, session.clients
     serves = session.outbox.transport is transport and not clients.opening.locked()
     if not serves and await clients.is_superseded(transport):
         if not isinstance(event, client.ToolResultEvent):
             return InboundResult.ORDINARY
-    is_repeated = was_handled(state, inbound.id, event)
     try:
         result = await _take(session, inbound, transport)
     except Fenced:
@@ -74,7 +74,7 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
     is_recorded = result not in (InboundResult.REFUSED, InboundResult.LATER)
     if transport.resumes and is_recorded and event is not None and event.RECORDED:
         clients.acknowledge(inbound.id)
-    if is_repeated and isinstance(event, client.TranscriptFinal):
+    if result is InboundResult.REPEATED:
         await session.reopen_microphone()  # its turn may be over
     return result
 
@@ -247,7 +247,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     view.utterance_began = view.utterance_began if now < view.speaking_until else now
     view.speaking_until = 0
     if was_handled(session.state, event_id, event):
-        return InboundResult.ORDINARY
+        return InboundResult.REPEATED
     if (noise := wordless(view, event.text)) is not None:
         return await _refuse_transcript(session, noise, event_id)
     session.outbox.expect_no_acknowledgements()  # after a noise the speech goes on
