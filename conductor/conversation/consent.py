@@ -102,10 +102,10 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
     """Count a yes for a single card that was visible before the person spoke, a no for all cards."""
     cards = list(view.state.questions.values())
     if answer.kind in ("allow", "yes"):
-        visible_at = view.visible_cards.get(cards[0].id)
+        visible_at = view.live.cards.visible.get(cards[0].id)
         if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
             since = max(visible_at, view.state.question_closed_at)
-            if view.utterance_began >= since + view.conduct.window_ms:
+            if view.live.speech.utterance_began >= since + view.conduct.window_ms:
                 return _allowed(view, cards[0], answer, event_id, text)
         return [r.AnswerUnclear(cards[0].id, event_id, text, counts=False)]
     if answer.kind != "deny":
@@ -206,7 +206,7 @@ def _closed(view: View, decision: Decision) -> ApprovalResolved:
     outcome = view.state.decided.get(question_id)
     if outcome in ("expired", "superseded"):
         return ApprovalResolved(question_id, outcome, _GONE)
-    is_told = question_id in view.told_outcomes
+    is_told = question_id in view.live.cards.told
     if outcome is not None and outcome == _OUTCOMES.get(decision.decision) and not is_told:
         return ApprovalResolved(question_id, outcome, _DECIDED)  # it may have been lost with a connection
     if outcome is not None:

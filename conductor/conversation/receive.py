@@ -121,7 +121,8 @@ def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
     answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
         return answer
-    if view.draining and not view.is_suspended:
+    stop = view.live.stop
+    if stop.draining and not stop.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
     return start(view, event_id, text, lang)
 
@@ -151,7 +152,7 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
     supersedes = state.turn is not None and (view.conduct.cancels or bool(state.questions))
-    waits = view.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
+    waits = view.live.stop.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
     if waits and len(state.queue) >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
@@ -172,7 +173,7 @@ def remembered(view: View, text: str) -> list[r.Record]:
     state = view.state
     if state.log_start or any(isinstance(message, UserMessage) for message in state.log):
         return []
-    memories = view.memories(text)
+    memories = view.gate.memories(text)
     return [r.NoticeTaken("", Notice(memories, untrusted=True, late=True))] if memories else []
 
 
@@ -181,11 +182,12 @@ def turn_started(
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
-    trim = state.log_start + cut_point(state.log, view.conduct.max_turns - 1, view.history.tokens)
+    trim = state.log_start + cut_point(state.log, view.conduct.max_turns - 1, view.live.model.history.tokens)
+    ready = view.live.summary.ready
     summary = None
     # An interruption, or a history that was too long, may have dropped the summarised messages.
-    if view.summary is not None and view.summary[0] > state.log_start:
-        trim, summary = max(trim, view.summary[0]), view.summary[1]
+    if ready is not None and ready[0] > state.log_start:
+        trim, summary = max(trim, ready[0]), ready[1]
     trim = trim if trim > state.log_start else 0
     return r.TurnStarted(
         cause,
@@ -226,7 +228,7 @@ def barge_in(
         return cut or [r.EventHandled(event_id)]
     if speech is None and view.state.focus is not None and view.state.focus.repeat_at:
         return [r.EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
-    finished = speech is not None and speech.id in view.finished_speeches
+    finished = speech is not None and speech.id in view.live.outbox.finished_speeches
     records: list[r.Record] = []
     heard_prefix = spoken_text.strip() if spoken_text is not None else None
     if speech is not None and speech.position >= 0:
@@ -242,7 +244,7 @@ def barge_in(
 
 def _interrupted(view: View) -> Speech | None:
     """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
-    finished, now = view.finished_speeches, view.now()
+    finished, now = view.live.outbox.finished_speeches, view.now()
     for speech in view.state.speeches.values():
         if _is_pending(view, speech):
             return speech
@@ -259,7 +261,7 @@ def _is_pending(view: View, speech: Speech) -> bool:
     is_open = any(
         event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
     )
-    return is_open and speech.id not in view.finished_speeches
+    return is_open and speech.id not in view.live.outbox.finished_speeches
 
 
 def _heard_of_reply(view: View, reply_id: str) -> str | None:
@@ -303,8 +305,9 @@ def ended(
         and view.was_sent(call.id)
         and (reason == "timed_out" or call.on_interrupt == "cancel")
     )
-    is_writing = not turn.calls and view.request == (turn.id, turn.rounds, turn.retries)
-    draft = (view.draft.strip() if is_writing else "") or turn.reply_text.strip()
+    writing = view.live.model
+    is_writing = not turn.calls and writing.request == (turn.id, turn.rounds, turn.retries)
+    draft = (writing.draft.strip() if is_writing else "") or turn.reply_text.strip()
     text, apology, speech_text = "", "", ""
     if reason in ("interrupted", "session_end"):
         text = _heard_draft(view, turn, draft, heard_prefix)

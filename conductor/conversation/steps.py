@@ -74,7 +74,7 @@ def next_step(view: View) -> Step:
         return [TurnEnded("answered", follows=view.follows)]
     if turn.attempts > view.conduct.max_attempts:
         return [ended(view, "failed", error="model_provider_failed")]
-    if turn.reply_text and view.request != (turn.id, turn.rounds, turn.retries):
+    if turn.reply_text and view.live.model.request != (turn.id, turn.rounds, turn.retries):
         return [ReplyBroken(turn.reply_text.strip(), by_takeover=True)]  # it was spoken by another process
     conduct = view.conduct
     spent = (
@@ -86,8 +86,8 @@ def next_step(view: View) -> Step:
 
 
 def _begin(view: View) -> Step:
-    state = view.state
-    if view.closing or view.is_suspended:
+    state, live = view.state, view.live
+    if live.stop.closing or live.stop.is_suspended:
         return AwaitResults()
     if state.queue:
         waiting = state.queue[0]
@@ -96,18 +96,18 @@ def _begin(view: View) -> Step:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
             return [started, TurnEnded("interrupted", follows=True)]
         return [*remembered(view, waiting.text), started]
-    if view.refused_input:
+    if live.openings.refused_input:
         return _speak(view, "refused", view.conduct.failures.get("rate_limited", ""))
-    if view.draining:
+    if live.stop.draining:
         return AwaitResults()
-    if view.requests:
-        return PrepareRequest(view.requests[0])
-    floor_at = view.floor_at
+    if live.programs.requests:
+        return PrepareRequest(live.programs.requests[0])
+    floor_at = live.openings.floor_at
     if floor_at is None:
         return AwaitResults()
     now = view.now()
     first = next((notice for notice in state.notices if notice.expires_at > now), None)
-    if first is not None and now >= max(floor_at, view.notices_after) and view.may_start():
+    if first is not None and now >= max(floor_at, live.loop.notices_after):
         return _speak(view, "words", first.words) if first.words else [turn_started(view, "news")]
     return AwaitResults()
 
@@ -122,14 +122,14 @@ def _round(view: View, calls: list[Call]) -> Step:
     released = _released(view, calls)
     if released:
         return released
-    if "device.wanted" in view.state.webhooks and not view.is_connected():
+    if "device.wanted" in view.state.webhooks and not view.live.outbox.is_connected:
         device = [call for call in calls if call.is_device and call.is_open and call.started_at]
         if pending := tuple(call.id for call in device if not call.notified):
             return [DeviceWanted(pending)]
     started = [
         call
         for call in calls
-        if not call.is_device and call.started_at and call.is_open and call.id not in view.running_calls
+        if not call.is_device and call.started_at and call.is_open and call.id not in view.live.loop.calls
     ]
     # A call of another process may have run. A read without consent runs again; no other call does.
     orphans = [
@@ -173,7 +173,7 @@ def due(view: View) -> list[Record]:
         if question.expires_at <= now:
             return consent.decided(view, question, "expired")
     if focus is not None and not focus.card and focus.repeat_at:
-        if now >= max(focus.repeat_at, view.speaking_until):
+        if now >= max(focus.repeat_at, view.live.speech.speaking_until):
             return consent.present_again(view, focus)
     if turn is not None and turn.running_since and now >= turn.running_since + turn.left_ms:
         return [ended(view, "timed_out", error="turn_timeout")]
@@ -182,15 +182,15 @@ def due(view: View) -> list[Record]:
 
 def deadline(view: View, *limits: int | None) -> int | None:
     """Give the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
-    state = view.state
+    state, live = view.state, view.live
     turn, focus, times = state.turn, state.focus, list(filter(None, limits))
     times += [question.expires_at for question in state.questions.values()]
     if focus is not None and not focus.card and focus.repeat_at:
-        times.append(max(focus.repeat_at, view.speaking_until))
+        times.append(max(focus.repeat_at, live.speech.speaking_until))
     if turn is not None and turn.running_since:
         times.append(turn.running_since + turn.left_ms)
-    if turn is None and view.floor_at is not None and not view.draining:
-        at, now = max(view.floor_at, view.notices_after), view.now()
+    if turn is None and live.openings.floor_at is not None and not live.stop.draining:
+        at, now = max(live.openings.floor_at, live.loop.notices_after), view.now()
         if at > now and any(notice.expires_at > now for notice in state.notices):
             times.append(at)
     return min(times, default=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from conductor.conversation.conduct import Conduct
@@ -77,58 +76,146 @@ class CallGate(Protocol):
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         """Redact and shorten an outcome for the model."""
 
+    def memories(self, words: str) -> str:
+        """Give what is remembered of the person, fitting to the first words; empty without any."""
 
-@dataclass
-class View:
-    """The state, the settings, the tools, and the facts of this process that are not stored.
 
-    ``now`` gives epoch milliseconds. ``was_sent``: whether a
-    call was handed to a socket. ``draft``: the text of the reply that the model is writing, for the
-    request ``request`` (turn id, rounds, retries). ``running_calls``: server calls that run here.
-    ``finished_speeches``: speech id -> when it was acknowledged. ``visible_cards``: question id -> since
-    when. ``told_outcomes``: questions whose outcome was sent to the present connection.
-    ``utterance_began`` and ``speaking_until`` follow the partial transcripts. ``floor_at``: when the
-    server may start a turn of its own, None while it may not. ``requests``: the calls of programs that wait.
-    ``notices_after``: notices wait until then. ``summary``: of everything before a position of the log.
-    ``memories``: what is remembered of the person, fitting to the first words. ``is_connected``: whether a
-    client is attached. ``is_suspended``: another process continues the session, and this one stops.
-    """
+class Written(Protocol):
+    """An event on its way to the client, and whether it was handed to a socket."""
 
-    state: Conversation
-    gate: CallGate
-    conduct: Conduct
-    now: Callable[[], int]
-    was_sent: Callable[[str], bool] = lambda call_id: True
-    draft: str = ""
-    request: tuple[str, int, int] = ("", 0, 0)
-    running_calls: set[str] = field(default_factory=set)
-    finished_speeches: dict[str, int] = field(default_factory=dict)
-    visible_cards: dict[str, int] = field(default_factory=dict)
-    told_outcomes: set[str] = field(default_factory=set)
-    utterance_began: int = 0
-    speaking_until: int = 0
-    sends_partials: bool = False
-    floor_at: int | None = None
+    @property
+    def is_written(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class Stop:
+    """``is_suspended``: another process continues the session, and this one stops."""
+
     draining: bool = False
     is_suspended: bool = False
     closing: bool = False
-    requests: list[ToolCall] = field(default_factory=list)
-    refused_input: bool = False
-    notices_after: int = 0
-    summary: tuple[int, Summary] | None = None
-    may_start: Callable[[], bool] = lambda: True
-    memories: Callable[[str], str] = lambda words: ""
-    is_connected: Callable[[], bool] = lambda: True
 
-    @cached_property
-    def history(self) -> HistoryBudget:
-        """The bound of the history in a request."""
-        return HistoryBudget(self.conduct.history_tokens, self.conduct.window_tokens)
+
+@dataclass(slots=True)
+class Openings:
+    """What the server may start of its own accord.
+
+    ``floor_at``: when it may start a turn, None while it may not. ``refused_input``: words were refused
+    without a sentence about it yet.
+    """
+
+    floor_at: int | None = None
+    refused_input: bool = False
+
+
+@dataclass(slots=True)
+class Listening:
+    """What the person's partial transcripts show; times are epoch milliseconds."""
+
+    utterance_began: int = 0
+    speaking_until: int = 0
+    sends_partials: bool = False
+
+
+@dataclass(slots=True)
+class Cards:
+    """What the present connection shows.
+
+    ``visible``: question id -> since when. ``told``: questions whose outcome was sent to it.
+    """
+
+    visible: dict[str, int] = field(default_factory=dict)
+    told: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """What was sent. ``unanswered``: the events of calls that are not answered, by call id.
+
+    ``finished_speeches``: speech id -> when it was acknowledged.
+    """
+
+    unanswered: Mapping[str, Written] = field(default_factory=dict)
+    finished_speeches: dict[str, int] = field(default_factory=dict)
+    is_connected: bool = False
+
+
+@dataclass(slots=True)
+class Writing:
+    """The reply that the model is writing: the text of its ``draft``.
+
+    It is for the request ``request`` (turn id, rounds, retries). ``history`` bounds the history in a request.
+    """
+
+    history: HistoryBudget
+    draft: str = ""
+    request: tuple[str, int, int] = ("", 0, 0)
+
+
+@dataclass(slots=True)
+class Running:
+    """``calls`` of the server run here. Notices wait until ``notices_after``."""
+
+    calls: set[str] = field(default_factory=set)
+    notices_after: int = 0
+
+
+@dataclass(slots=True)
+class Programs:
+    """The calls of programs that wait."""
+
+    requests: list[ToolCall] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Summaries:
+    """A summary of everything before a position of the log."""
+
+    ready: tuple[int, Summary] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The facts of this process that are not stored, by owner: one module writes the fields of each part."""
+
+    model: Writing
+    stop: Stop = field(default_factory=Stop)
+    openings: Openings = field(default_factory=Openings)
+    speech: Listening = field(default_factory=Listening)
+    cards: Cards = field(default_factory=Cards)
+    outbox: Outgoing = field(default_factory=Outgoing)
+    loop: Running = field(default_factory=Running)
+    programs: Programs = field(default_factory=Programs)
+    summary: Summaries = field(default_factory=Summaries)
+
+
+def live_of(conduct: Conduct) -> Live:
+    """Make the facts of a process that has just taken a session."""
+    return Live(Writing(HistoryBudget(conduct.history_tokens, conduct.window_tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that a decision reads: the state, the facts of this process, the gate, and the settings.
+
+    ``now`` gives epoch milliseconds.
+    """
+
+    state: Conversation
+    live: Live
+    gate: CallGate
+    conduct: Conduct
+    now: Callable[[], int]
 
     @property
     def follows(self) -> bool:
         """Whether another turn starts at once after the running one."""
-        return bool(self.state.queue) and not (self.closing or self.is_suspended)
+        return bool(self.state.queue) and not (self.live.stop.closing or self.live.stop.is_suspended)
+
+    def was_sent(self, call_id: str) -> bool:
+        """Tell whether a call was ever written to a socket: one that is not unanswered was."""
+        event = self.live.outbox.unanswered.get(call_id)
+        return event is None or event.is_written
 
     def seconds_since(self, at_ms: int) -> float:
         """Give the seconds since a time; 0.0 for the time 0."""

@@ -130,9 +130,9 @@ class Clients:
                 if previous.resumes:
                     previous.close(SUPERSEDED, "another connection serves the session")
             if is_new:
-                view.visible_cards.clear()
-                view.told_outcomes.clear()
-                view.speaking_until = 0
+                view.live.cards.visible.clear()
+                view.live.cards.told.clear()
+                view.live.speech.speaking_until = 0
 
             def decision() -> Response:
                 declared = records()
@@ -153,9 +153,7 @@ class Clients:
                 outbox.stop_sending()
             await session.commits.decide(decision)
             if started is not None:
-                outbox.transport = transport
-                session.flash(started, first=True)
-                outbox.transport = previous if not is_new else None
+                session.flash(started, to=transport)
             if is_new:
                 outbox.attach(transport)
             session.changed()
@@ -165,8 +163,28 @@ class Clients:
         session = self._session
         if session.outbox.transport is transport:
             session.outbox.detach()
-            session.view.visible_cards.clear()
+            session.view.live.cards.visible.clear()
             session.changed()
+
+    # -- what the person says and sees
+
+    def hear(self, *, is_final: bool) -> None:
+        """Note that the person speaks, or has spoken."""
+        live, now = self._session.view.live, self._session.view.now()
+        if now >= live.speech.speaking_until:
+            live.speech.utterance_began = now
+        live.speech.speaking_until = 0 if is_final else now + self._session.conduct.floor_ms
+        live.speech.sends_partials = live.speech.sends_partials or not is_final
+
+    def show(self, question_id: str) -> None:
+        """Note that the client shows a card."""
+        self._session.view.live.cards.visible[question_id] = self._session.view.now()
+
+    def tell(self, question_id: str) -> None:
+        """Note that the outcome of a question is sent to the client, if it shows cards."""
+        session = self._session
+        if session.is_connected and "approval" in session.state.profile.capabilities:
+            session.view.live.cards.told.add(question_id)
 
     def say_goodbye(self, seconds: float, reason: str = "service restart") -> None:
         """Announce the end of the connection."""

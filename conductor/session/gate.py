@@ -21,6 +21,7 @@ from conductor.session.services import Services, SessionObserver
 from conductor.stores.base import SessionKey
 from conductor.tools.base import (
     Caution,
+    SessionFields,
     ToolOutcome,
     ToolSpec,
     failed,
@@ -89,12 +90,15 @@ class SessionGate(CallGate):
         state: Conversation,
         observer: SessionObserver,
         now: Callable[[], int],
+        *,
+        person: Callable[[], SessionFields],
     ) -> None:
         self._services = services
         self._key = key
         self._state = state
         self._observer = observer
         self._now = now
+        self._person = person
         self._rates: dict[str, TokenBucket] = {}
         self._declared: tuple[ToolSpec, ...] | None = None
         self._declarations: list[Any] | None = None
@@ -453,6 +457,12 @@ class SessionGate(CallGate):
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         """Redact and shorten an outcome for the model."""
         return self.executor.to_result(call.id, outcome, untrusted=call.untrusted)
+
+    def memories(self, words: str) -> str:
+        """Give what is remembered of the person, fitting to the first words; empty without any."""
+        fields = self._person()
+        texts = [toolset.memories(fields, words) for toolset in self._services.toolsets]
+        return self._services.redactor.text("\n\n".join(filter(None, texts)))
 
 
 def _forbidden(verdict: Verdict) -> ToolOutcome:

@@ -95,10 +95,7 @@ async def _take(  # noqa: C901 -- a case an event
         case client.TranscriptFinal():
             return await _take_transcript(session, inbound.id, event)
         case client.TranscriptPartial():
-            now = view.now()
-            view.sends_partials = True
-            view.utterance_began = view.utterance_began if now < view.speaking_until else now
-            view.speaking_until = now + session.conduct.floor_ms
+            session.clients.hear(is_final=False)
             warm_cache(session, shared=False)
             session.changed()
         case client.OutputInterrupted():
@@ -111,8 +108,8 @@ async def _take(  # noqa: C901 -- a case an event
             await _take_decisions(session, event, transport)
         case client.ApprovalShown():
             question = session.state.questions.get(event.approval_id)
-            if question is not None and question.card and outbox.was_sent(event.approval_id):
-                view.visible_cards[event.approval_id] = view.now()
+            if question is not None and question.card and view.was_sent(event.approval_id):
+                session.clients.show(event.approval_id)
         case client.ResponseCancel():
             await record(session, "", event)
         case client.ToolStarted() | client.ToolProgress():
@@ -243,9 +240,8 @@ def _awaits(session: Session, call_id: str) -> bool:
 
 
 async def _take_transcript(session: Session, event_id: str, event: client.TranscriptFinal) -> InboundResult:
-    view, now = session.view, session.view.now()
-    view.utterance_began = view.utterance_began if now < view.speaking_until else now
-    view.speaking_until = 0
+    view = session.view
+    session.clients.hear(is_final=True)
     if was_handled(session.state, event_id, event):
         return InboundResult.REPEATED
     if (noise := wordless(view, event.text)) is not None:
@@ -269,7 +265,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         raise
     if isinstance(response, Refuse):
         if not wait_s:
-            view.refused_input = not view.draining and bool(session.conduct.failures.get("rate_limited"))
+            session.refuse_input()
         return await _refuse_transcript(session, response, event_id)
     if isinstance(response, Later):
         session.spawn(_record_later(session, response, event_id, event))
@@ -327,7 +323,7 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
         is_here = session.outbox.transport is transport  # a later connection did not ask
         if isinstance(resolved, ApprovalResolved) and is_here:
             session.flash(resolved)
-            session.view.told_outcomes.add(question_id)
+            session.clients.tell(question_id)
 
 
 async def take_decision(

@@ -59,6 +59,10 @@ class Loop:
         """Look at the state again: it has changed."""
         self._changed.set()
 
+    def forget_draft(self) -> None:
+        """Drop the reply that the model is writing: it will not be recorded."""
+        self._model.forget_draft()
+
     def stop(self) -> None:
         """Stop the work for a turn that has ended."""
         if self._work is not None and self._work is not asyncio.current_task():
@@ -81,7 +85,7 @@ class Loop:
         except Exception as error:
             log.error("turns failed", session=session.key.session_id, exc_info=error)
             retry_s = session.limits.failed_turn_retry
-            session.view.notices_after = session.view.now() + round(retry_s * 1000)
+            session.view.live.loop.notices_after = session.view.now() + round(retry_s * 1000)
             session.spawn(session.end_turn("failed", "internal_error"))
             await asyncio.sleep(retry_s)
         finally:
@@ -99,7 +103,7 @@ class Loop:
                 await self._cancellable(self._ask_person(step))
             case RunCalls():
                 for call in step.calls:
-                    session.view.running_calls.add(call.id)
+                    session.view.live.loop.calls.add(call.id)
                     self._calls[call.id] = session.spawn(self._run_call(call))
             case AwaitResults():
                 await self._await_results(step)
@@ -239,7 +243,7 @@ class Loop:
                 unknown = interrupted_outcome(call.effect, was_sent=True, reason="interrupted")
                 await session.commits.insist(partial(self._finished, call, unknown))
         finally:  # until its result is recorded it counts as running
-            session.view.running_calls.discard(call.id)
+            session.view.live.loop.calls.discard(call.id)
             self._calls.pop(call.id, None)
             self.wake()
 

@@ -99,7 +99,11 @@ class ModelSteps:
     @property
     def silent_since(self) -> int | None:
         """The time of the request that has brought no words yet, in epoch milliseconds; None if it has."""
-        return None if self._session.view.draft.strip() else self._asked_at
+        return None if self._session.view.live.model.draft.strip() else self._asked_at
+
+    def forget_draft(self) -> None:
+        """Drop the reply that the model is writing."""
+        self._session.view.live.model.draft = ""
 
     def stop(self) -> None:
         """End the request, and send no more partials of its reply."""
@@ -114,7 +118,8 @@ class ModelSteps:
     def begin(self, step: AskModel) -> None:
         """Note a request before `ask`."""
         session = self._session
-        session.view.draft, session.view.request = "", (step.turn_id, step.rounds, step.retries)
+        session.view.live.model.draft = ""
+        session.view.live.model.request = (step.turn_id, step.rounds, step.retries)
         if step.retries == 0:
             self._asked_at = session.view.now()
 
@@ -162,7 +167,7 @@ class ModelSteps:
                             session.observer.first("token")
                         piece = whole_characters(event.text)
                         reply.append(piece)
-                        session.view.draft = text = text + piece
+                        session.view.live.model.draft = text = text + piece
                         self._show_partial()
                         if speaker is not None:
                             await speaker.add(piece)
@@ -185,7 +190,7 @@ class ModelSteps:
         if finished.stop == "context_window" and not (text.strip() or calls):
             raise ModelError("context_too_long", "The conversation is too long for the model.")
         session.observer.replied(finished)
-        session.view.history.learn(request, finished.usage, finished.profile)
+        session.view.live.model.history.learn(request, finished.usage, finished.profile)
         return finished
 
     def _observe(self, finished: Finished | None = None, error_code: str = "") -> None:
@@ -204,7 +209,7 @@ class ModelSteps:
         if step.retries == 0:
             self._avoid = None
         if self._last_messages is None:
-            begin = session.view.history.begin(state.log, state.log_start, session.view.now())
+            begin = session.view.live.model.history.begin(state.log, state.log_start, session.view.now())
             messages = history_of(state, begin)
         else:
             prefix, position = self._last_messages
@@ -297,7 +302,7 @@ class ModelSteps:
             return False
         messages, position = self._last_messages
         size = sum(map(estimate_tokens, messages))
-        session.view.history.refuse(size, error.profile, session.view.now())
+        session.view.live.model.history.refuse(size, error.profile, session.view.now())
         log.warning(
             "history too long for the model",
             session=session.key.session_id,
@@ -310,7 +315,7 @@ class ModelSteps:
             shorter.insert(0, messages[0])
         if step.retries or not cut:
             _, system, tools = self._turn_prompt
-            shorter = shortened(shorter, session.view.history.room(system, tools, size))
+            shorter = shortened(shorter, session.view.live.model.history.room(system, tools, size))
         self._last_messages = shorter, position
         return shorter != messages
 
@@ -320,8 +325,9 @@ class ModelSteps:
         text = turn.reply_text.strip() if turn is not None else ""
         await session.commits.take(step, lambda: [ReplyBroken(text, is_lost=is_lost)])
         # An interruption still finds the text; a spoken part is in the history.
-        session.view.draft = "" if text else session.view.draft
-        session.view.request = (step.turn_id, step.rounds, step.retries + 1)
+        if text:
+            self.forget_draft()
+        session.view.live.model.request = (step.turn_id, step.rounds, step.retries + 1)
 
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
         session = self._session
@@ -349,7 +355,7 @@ class ModelSteps:
     def _send_partial(self) -> None:
         self._partial_timer = None
         session = self._session
-        text = session.view.draft.lstrip()
+        text = session.view.live.model.draft.lstrip()
         if not text:
             return
         interval = session.limits.partial_interval

@@ -8,8 +8,7 @@ connection; it is built again from the events that are not acknowledged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -22,6 +21,8 @@ from conductor.session.transport import Entry, Frame, Transport
 from conductor.settings import Limits
 
 _UI_CALLS = ("state", "message", "speak")
+# Finished speeches to remember; an interruption concerns only the last ones.
+_MAX_FINISHED = 32
 # Kinds that a client has handled once it answers a later event.
 _READ_IN_ORDER = ("state", "message", "final", "resolved", "ended")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
@@ -76,7 +77,7 @@ class Outbox:
         self._head: Entry | None = None
         self._client_acknowledges: bool | None = None
         self._probe = ""
-        view.was_sent = partial(_was_sent, self._by_call)
+        view.live.outbox.unanswered = self._by_call
 
     # -- facts
 
@@ -102,10 +103,6 @@ class Outbox:
         is_sent = any(entry.is_sent and entry.event.kind in _UI_CALLS for entry in entries)
         waits = len(speeches) > 1 and not transport.segments
         return Replay(speeches, cards, is_sent and not transport.resumes, waits, state)
-
-    def was_sent(self, call_id: str) -> bool:
-        """Tell whether a call was ever written to a socket: one that is not outstanding was."""
-        return _was_sent(self._by_call, call_id)
 
     def is_ui_call(self, call_id: str) -> bool:
         """Tell whether it is an unanswered UI call."""
@@ -157,8 +154,6 @@ class Outbox:
             self._finish(former)  # a new card replaces the former one
         entry = self._make(event)
         if self.transport is not None:
-            if event.kind == "resolved":
-                self._view.told_outcomes.add(event.call_id)
             self._offer(entry)
         elif event.kind == "call":
             self._line.setdefault(entry.event.id, entry)
@@ -182,25 +177,27 @@ class Outbox:
             self._by_call[event.call_id] = entry
         return entry
 
-    def flash(self, type_: str, payload: bytes, *, partial: bool = False, first: bool = False) -> None:
+    def flash(
+        self, type_: str, payload: bytes, *, partial: bool = False, to: Transport | None = None
+    ) -> None:
         """Send an event that may be lost; it keeps its place among held events.
 
         Its id is that of the last durable event of this process with a suffix: a client that names it in a
-        ``resume`` has handled that event, but no held one. ``first``: nothing was sent on this
-        connection before.
+        ``resume`` has handled that event, but no held one. It is the first event to a new connection ``to``.
         """
-        if self.transport is None:
+        transport = to or self.transport
+        if transport is None:
             return
         self._flashes += 1
         own = f"evt_{self._nonce}_"
-        base = self.last_written if self.last_written.startswith(own) and not first else f"{own}0"
+        base = self.last_written if self.last_written.startswith(own) and to is None else f"{own}0"
         event_id = f"{base}.{self._flashes:x}"
         frame = Frame(encode_frame(event_id, type_, self._session_id, payload), partial=partial)
         if self._backlog:
             if not partial:  # a held partial would be out of date
                 self._backlog.append(frame)
             return
-        self.transport.send(frame)
+        transport.send(frame)
 
     # -- from the client
 
@@ -226,7 +223,7 @@ class Outbox:
         is_speech = entry.event.kind == "speak"
         self._finish(entry)
         if is_speech:
-            self._view.finished_speeches.setdefault(call_id, self._view.now())
+            self._note_finished(call_id, self._view.now())
         if call_id == self._probe:
             self._pass_probed()
         self.settle()
@@ -275,6 +272,7 @@ class Outbox:
         Replays only the latest state, but each speech with its ``speaking``. Drops stale speeches. The probe
         is sent first among held events: its answer shows that all replayed events before it were handled.
         """
+        self._view.live.outbox.is_connected = True
         self.transport = transport
         self.shown_at = self._view.now()
         self.last_written = ""
@@ -313,6 +311,7 @@ class Outbox:
 
     def stop_sending(self) -> None:
         """Send nothing more."""
+        self._view.live.outbox.is_connected = False
         self.transport = None
         self._backlog.clear()
         for entry in self._withheld:
@@ -438,12 +437,12 @@ class Outbox:
         self._line.pop(entry.event.id, None)
         if self._by_call.get(entry.event.call_id) is entry:
             del self._by_call[entry.event.call_id]
-        state, entry.partner = entry.partner, None
-        if entry.event.kind == "speak" and state is not None:
-            state.partner = None
-            if state.event.id in self._entries:
-                state.frame.withdrawn = True  # no effect on a frame that was written
-                self._finish(state)
+        partner, entry.partner = entry.partner, None
+        if entry.event.kind == "speak" and partner is not None:
+            partner.partner = None
+            if partner.event.id in self._entries:
+                partner.frame.withdrawn = True  # no effect on a frame that was written
+                self._finish(partner)
 
     def _abandon(self, entry: Entry) -> None:
         """Forget an event that the state has dropped.
@@ -460,11 +459,13 @@ class Outbox:
         entry.frame.withdrawn = True  # else a call could run after the model was told that it did not
         if entry.event.id in self._entries:  # else it is abandoned
             if entry.event.kind == "speak":
-                self._view.finished_speeches.setdefault(entry.event.call_id, 0)
+                self._note_finished(entry.event.call_id, 0)
             self._on_expired(entry.event)
         self._finish(entry)
 
-
-def _was_sent(by_call: Mapping[str, Entry], call_id: str) -> bool:
-    entry = by_call.get(call_id)
-    return entry is None or entry.frame.is_written
+    def _note_finished(self, speech_id: str, at: int) -> None:
+        live = self._view.live
+        live.outbox.finished_speeches.setdefault(speech_id, at)
+        if len(live.outbox.finished_speeches) > _MAX_FINISHED:
+            finished, speeches = live.outbox.finished_speeches.items(), self._view.state.speeches
+            live.outbox.finished_speeches = {key: at for key, at in finished if key in speeches}

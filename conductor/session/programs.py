@@ -26,12 +26,12 @@ async def request(session: Session, name: str, arguments: str) -> ToolResult:
     It passes the same rules and questions as a call of the model. Cancelling stops it. It is refused if
     too many wait, or the server is about to stop.
     """
-    view, call = session.view, ToolCall(new_call_id(), name, arguments)
-    if view.draining or session.is_closed or len(view.requests) >= MAX_REQUESTS:
+    live, call = session.view.live, ToolCall(new_call_id(), name, arguments)
+    if live.stop.draining or session.is_closed or len(live.programs.requests) >= MAX_REQUESTS:
         refused = failed("rate_limited", "Too many calls wait, or the server stops. Nothing was run.")
         return session.gate.executor.to_result(call.call_id, refused)
     answer = session.expect(call.call_id)
-    view.requests = [*view.requests, call]
+    live.programs.requests = [*live.programs.requests, call]
     session.changed()
     try:
         result: ToolResult = await answer
@@ -51,9 +51,9 @@ def drop(session: Session, call_id: str) -> None:
 
 def forget(session: Session, call_ids: Collection[str]) -> None:
     """Let calls wait no longer: they have started, or will not."""
-    view = session.view
-    if view.requests:
-        view.requests = [call for call in view.requests if call.call_id not in call_ids]
+    live = session.view.live
+    if waiting := live.programs.requests:
+        live.programs.requests = [call for call in waiting if call.call_id not in call_ids]
 
 
 def _cancelled(session: Session, call: ToolCall) -> list[Record]:

@@ -55,7 +55,7 @@ class Reminders:
     def look(self) -> int | None:
         """Tell the due reminders; returns when to look again."""
         session, now, wall = self._session, self._now(), self._wall()
-        if self._is_telling or session.view.draining or not session.is_connected:
+        if self._is_telling or session.view.live.stop.draining or not session.is_connected:
             return None
         if now >= self._read_at:
             self._read_at = now + _LOOK_MS

@@ -20,7 +20,7 @@ from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import ended, timed_out
 from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import AwaitResults, next_step
-from conductor.conversation.view import View, lost_result
+from conductor.conversation.view import View, live_of, lost_result
 from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import EndReason, ErrorEvent, set_state
@@ -35,14 +35,13 @@ from conductor.session.outbox import Outbox
 from conductor.session.services import Services
 from conductor.session.summary import start_summary
 from conductor.session.timer import Timer
+from conductor.session.transport import Transport
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.declarations import Reading
 
 log = structlog.get_logger(__name__)
 
-# Finished speeches to remember; an interruption concerns only the last ones.
-_MAX_FINISHED = 32
 _LOOK_S = 0.1
 
 
@@ -98,10 +97,10 @@ class Session:
         # What its parts hold: with a cycle, a session that ended would wait for the garbage collector.
         weak: Session = proxy(self)
         self.observer = services.observers.observe(weak)
-        self.gate = SessionGate(services, self.key, state, self.observer, now)
-        self.view = View(state, self.gate, self.conduct, now, memories=lambda words: weak._memories(words))
-        self.view.is_connected = lambda: weak.is_connected
-        self.view.may_start = lambda: not weak.bucket.wait(asyncio.get_running_loop().time())
+        self.gate = SessionGate(
+            services, self.key, state, self.observer, now, person=lambda: weak.person_fields
+        )
+        self.view = View(state, live_of(self.conduct), self.gate, self.conduct, now)
         self.outbox = Outbox(
             self.key.session_id,
             nonce(claim.token),
@@ -174,11 +173,6 @@ class Session:
             return Fields(self.state, self.commits.decide)
         return PersonFields(records, subject)
 
-    def _memories(self, words: str) -> str:
-        fields = self.person_fields
-        texts = [toolset.memories(fields, words) for toolset in self.services.toolsets]
-        return self.services.redactor.text("\n\n".join(filter(None, texts)))
-
     # -- after a commit
 
     def advanced(self, commit: r.Commit, former: Turn | None) -> None:
@@ -187,8 +181,10 @@ class Session:
             self.answer(key, value)
         for record in commit.records:
             match record:
+                case r.QuestionDecided():
+                    self.clients.tell(record.question_id)
                 case r.TurnStarted(cause="refused"):
-                    self.view.refused_input = False
+                    self.view.live.openings.refused_input = False
                 case r.TurnStarted(cause="news" | "words"):
                     self.take_rate()
                 case r.ReplyLogged():
@@ -199,10 +195,8 @@ class Session:
             return
         if self.loop is not None:
             self.loop.stop()
-        if turn is not None:
-            self.view.summary = None
-            if self._summary is not None:
-                self._summary.cancel()
+        if turn is not None and self._summary is not None:
+            self._summary.cancel()
 
     def _deliver(self) -> None:
         """Start the delivery of waiting webhook events."""
@@ -214,10 +208,7 @@ class Session:
         if self.is_closed:
             return
         view = self.view
-        view.floor_at = self._floor_at()
-        if len(view.finished_speeches) > _MAX_FINISHED:
-            finished = view.finished_speeches.items()
-            view.finished_speeches = {key: at for key, at in finished if key in self.state.speeches}
+        view.live.openings.floor_at = self._floor_at()
         self._timer.move()
         if self.loop is not None:
             self.loop.wake()
@@ -227,14 +218,15 @@ class Session:
 
     def _floor_at(self) -> int | None:
         """Give the time from which the server may start a turn of its own; None while it may not."""
-        view, outbox = self.view, self.outbox
+        live, outbox = self.view.live, self.outbox
         if not self.state.notices or outbox.transport is None or outbox.speaking:
             return None
-        floor = view.speaking_until
-        if not view.sends_partials:
-            floor = max(outbox.shown_at, view.utterance_began) + round(self.limits.open_microphone * 1000)
+        floor = live.speech.speaking_until
+        if not live.speech.sends_partials:
+            open_ms = round(self.limits.open_microphone * 1000)
+            floor = max(outbox.shown_at, live.speech.utterance_began) + open_ms
         wait_s = self.bucket.wait(asyncio.get_running_loop().time())
-        return max(floor, view.now() + round(wait_s * 1000) if wait_s else 0)
+        return max(floor, self.view.now() + round(wait_s * 1000) if wait_s else 0)
 
     def _loop_ended(self) -> None:
         """Look at everything that waits for the end of a turn."""
@@ -301,9 +293,9 @@ class Session:
 
     # -- sending
 
-    def flash(self, event: Payload, *, partial: bool = False, first: bool = False) -> None:
-        """Send an event that may be lost."""
-        self.outbox.flash(event.TYPE, encode_payload(event), partial=partial, first=first)
+    def flash(self, event: Payload, *, partial: bool = False, to: Transport | None = None) -> None:
+        """Send an event that may be lost, to a new connection ``to`` as its first one."""
+        self.outbox.flash(event.TYPE, encode_payload(event), partial=partial, to=to)
 
     def report_store_failure(self, error: StoreError) -> None:
         """Tell the client that the store is away, and open its microphone; both may be lost."""
@@ -314,8 +306,13 @@ class Session:
     def store_failed(self, error: StoreError, *, gives_up: bool) -> None:
         """Tell the client that the store is away; the running turn ends if it ``gives_up``."""
         self.report_store_failure(error)
-        if gives_up:
-            self.view.draft = ""
+        if gives_up and self.loop is not None:
+            self.loop.forget_draft()
+
+    def refuse_input(self) -> None:
+        """Say a sentence about refused words once no turn runs, unless the server stops."""
+        is_wanted = bool(self.conduct.failures.get("rate_limited"))
+        self.view.live.openings.refused_input = is_wanted and not self.view.live.stop.draining
 
     async def reopen_microphone(self) -> None:
         """Show ``idle`` if no turn will: the app waits for it after each transcript."""
@@ -331,7 +328,7 @@ class Session:
             self.flash(set_state(new_call_id(), "idle"))
 
     def _expired(self, event: Event) -> None:
-        was_shown, was_sent = True, self.outbox.was_sent(event.call_id)
+        was_shown, was_sent = True, self.view.was_sent(event.call_id)
         if event.kind == "speak":
             # A prompt that was not acknowledged counts as heard once its text was shown.
             question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
@@ -349,7 +346,7 @@ class Session:
     def drain(self, seconds: float = 0.0) -> None:
         """Start no more turns: the server is about to stop, within ``seconds``."""
         self.clients.say_goodbye(seconds)
-        self.view.draining, self.view.is_suspended = True, self.commits.durable
+        self.view.live.stop.draining, self.view.live.stop.is_suspended = True, self.commits.durable
         self.outbox.expect_no_acknowledgements()
         self.changed()
 
@@ -371,7 +368,7 @@ class Session:
 
     async def close(self, *, ends: bool = True) -> None:
         """Stop the turn, and release the session in the store; it ``ends`` unless the server stops."""
-        self.view.closing = True
+        self.view.live.stop.closing = True
         if self.commits.durable:
             self.is_closed = True
             if self.loop is not None:

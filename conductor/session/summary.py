@@ -38,8 +38,10 @@ def start_summary(session: Session) -> asyncio.Task[None] | None:
     A turn that starts earlier cancels it: a local model would let the person wait.
     """
     max_turns = int(session.limits.max_turns * _FULL)
-    cut = cut_point(session.state.log, max_turns, int(session.view.history.tokens * _FULL))
-    if not cut or session.view.summary is not None or session.state.turn is not None:
+    cut = cut_point(session.state.log, max_turns, int(session.view.live.model.history.tokens * _FULL))
+    ready = session.view.live.summary.ready
+    is_ready = ready is not None and ready[0] > session.state.log_start
+    if not cut or is_ready or session.state.turn is not None:
         return None
     return session.spawn(_summarize(session, session.state.log[:cut], session.state.log_start + cut))
 
@@ -76,7 +78,7 @@ async def _summarize(session: Session, messages: Sequence[Message], before: int)
     untrusted = any(getattr(message, "untrusted", False) for message in messages)
     untrusted = untrusted or (former is not None and former.untrusted)
     if text and not declined:
-        session.view.summary = before, Summary(text, untrusted)
+        session.view.live.summary.ready = before, Summary(text, untrusted)
 
 
 def _lines(message: Message) -> list[str]:

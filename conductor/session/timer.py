@@ -30,7 +30,7 @@ class Timer:
     def move(self) -> None:
         """Follow the deadlines after a change."""
         session = self._session
-        rests = session.loop is None and session.state.turn is None and not session.view.closing
+        rests = session.loop is None and session.state.turn is None and not session.view.live.stop.closing
         self._look_at = self._reminders.look() if rests and may_have_reminders(session) else None
         if (at := deadline(session.view, session.outbox.deadline, self._look_at)) is not None:
             self.wake_at(at)

@@ -64,3 +64,8 @@ class Entry:
     replayed: bool = False
     partner: Entry | None = None
     is_extended: bool = False
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it was handed to a socket."""
+        return self.frame.is_written

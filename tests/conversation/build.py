@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from conductor.conversation.apply import advance
 from conductor.conversation.conduct import Conduct
 from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
-from conductor.conversation.view import CallGate, Edit, View
+from conductor.conversation.view import CallGate, Edit, View, live_of
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.tools.base import ErrorType, ToolOutcome, failed
 from conductor.tools.judge import Answer, AnswerKind
@@ -26,8 +27,8 @@ CLAIM = "token.1:claim"
 class Gate(CallGate):
     """Tools of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
 
-    def __init__(self, *, forbids: bool = False, speaks: bool = True) -> None:
-        self.forbids, self.speaks = forbids, speaks
+    def __init__(self, remembered: str = "", *, forbids: bool = False, speaks: bool = True) -> None:
+        self.remembered, self.forbids, self.speaks = remembered, forbids, speaks
 
     def classify(self, question: Question, utterance: str, lang: str) -> Answer:
         kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
@@ -61,6 +62,9 @@ class Gate(CallGate):
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         return result(call.id, outcome.error_type, *outcome.metadata.notes, untrusted=call.untrusted)
 
+    def memories(self, words: str) -> str:
+        return self.remembered
+
 
 def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted: bool = False) -> ToolResult:
     """Make a result as the gate of the tables writes it: the kind of the error, and the notes."""
@@ -71,28 +75,60 @@ def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted
 RULES = Conduct(failures=FAILURES)
 
 
+# The name of a fact in the tables -> its owner and its name there.
+_FACTS = {
+    "draft": "model.draft",
+    "request": "model.request",
+    "running_calls": "loop.calls",
+    "notices_after": "loop.notices_after",
+    "finished_speeches": "outbox.finished_speeches",
+    "is_connected": "outbox.is_connected",
+    "visible_cards": "cards.visible",
+    "told_outcomes": "cards.told",
+    "utterance_began": "speech.utterance_began",
+    "speaking_until": "speech.speaking_until",
+    "sends_partials": "speech.sends_partials",
+    "floor_at": "openings.floor_at",
+    "refused_input": "openings.refused_input",
+    "draining": "stop.draining",
+    "is_suspended": "stop.is_suspended",
+    "closing": "stop.closing",
+    "requests": "programs.requests",
+    "summary": "summary.ready",
+}
+
+
+@dataclass
+class Waiting:
+    """An event that was not handed to a socket."""
+
+    is_written: bool = False
+
+
 def view(
     state: Conversation,
     conduct: Conduct = RULES,
     *,
     gate: CallGate | None = None,
     now: int | Callable[[], int] = NOW,
+    was_sent: Collection[str] | None = None,
+    memories: str = "",
     **facts: Any,
 ) -> View:
     """Make the view of a state, which decisions read. It is the only place in which a test makes a `View`.
 
-    ``facts`` are those of the process, by name. Each is a plain value: ``was_sent`` are the calls that were
-    sent (without it, all of them), ``memories`` is the text that is remembered of the person, and
-    ``may_start`` and ``is_connected`` are true or false.
+    ``facts`` are those of the process, by name: plain values. ``was_sent`` are the calls that were sent
+    (without it, all of them), ``memories`` is the text that is remembered of the person.
     """
-    functions: dict[str, Any] = {
-        "may_start": lambda: facts["may_start"],
-        "is_connected": lambda: facts["is_connected"],
-        "memories": lambda words: facts["memories"],
-        "was_sent": lambda call_id: call_id in facts["was_sent"],
-    }
-    given = {name: functions.get(name, value) for name, value in facts.items()}
-    return View(state, gate or Gate(), conduct, now if callable(now) else lambda: now, **given)
+    live = live_of(conduct)
+    for name, value in {"is_connected": True, **facts}.items():
+        owner, _, field = _FACTS[name].partition(".")
+        setattr(getattr(live, owner), field, value)
+    if was_sent is not None:
+        calls = {*(call.id for call in state.calls), *state.speeches, *state.late_calls}
+        calls |= {event.call_id for event in state.outbound.values()}
+        live.outbox.unanswered = {call_id: Waiting() for call_id in calls.difference(was_sent)}
+    return View(state, live, gate or Gate(memories), conduct, now if callable(now) else lambda: now)
 
 
 CARDS = Profile(("approval", "cancel", "late", "activity"))

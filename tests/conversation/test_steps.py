@@ -175,7 +175,6 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
     ("news while the person speaks", news(REPORT), {"floor_at": NOW + 1}, RULES, NOTHING),
     ("news after a failure", news(REPORT), {**FREE_FLOOR, "notices_after": NOW + 1}, RULES, NOTHING),
     ("news at the end of that pause", news(REPORT), {**FREE_FLOOR, "notices_after": NOW}, RULES, REPORTED),
-    ("news beyond the rate of turns", news(REPORT), {**FREE_FLOOR, "may_start": False}, RULES, NOTHING),
     ("news that is too old", news(OLD), FREE_FLOOR, RULES, NOTHING),
     ("news after one that is too old", news(OLD, REPORT), FREE_FLOOR, RULES, REPORTED),
     ("no news", fold(), FREE_FLOOR, RULES, NOTHING),

@@ -41,7 +41,7 @@ def test_seconds_are_counted_since_a_time(at_ms: int, seconds: float) -> None:
 
 def test_the_history_has_the_bound_of_the_settings() -> None:
     rules = replace(RULES, history_tokens=1_000, window_tokens=8_192)
-    history = view(fold(), rules).history
+    history = view(fold(), rules).live.model.history
     assert history.tokens == 1_000
     assert history.room("", (), 9_000) == 8_192 - 1_024
 

@@ -51,7 +51,7 @@ async def test_words_are_spoken_as_they_are_without_the_model() -> None:
 async def test_words_wait_for_the_floor() -> None:
     async with backend([HELLO]) as served, served.phone() as phone:
         phone.send("user.audio.transcript.partial", {"text": "Good"})
-        await until(lambda: served.listener.registry.sessions[0].view.sends_partials)
+        await until(lambda: served.listener.registry.sessions[0].view.live.speech.sends_partials)
         assert (await served.ask("POST", SAY, {"text": PARCEL})).status == 200
         await phone.ask("Good morning.")
         await phone.until("tts.speak", **{})

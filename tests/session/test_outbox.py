@@ -672,7 +672,7 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
     wire = bench.connect()
     for kind in ("message", "speak", "speak"):
         bench.put(kind)
-    bench.outbox.flash("event.ack", b'{"n":0}', first=False)
+    bench.outbox.flash("event.ack", b'{"n":0}')
     assert wire.ids() == ["e1", "e2"], "the flash is held with the second speech"
     # Another process takes the session, and does not know the sent events.
     restored = Bench()

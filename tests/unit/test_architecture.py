@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+
+from conductor.conversation import view
 
 ROOT = Path(__file__).resolve().parents[2] / "conductor"
 
@@ -70,3 +75,85 @@ def _neighbours(tree: ast.AST, folder: str) -> Iterator[str]:
 def test_a_reader_of_a_room_climbs_few_floors(folder: str) -> None:
     chain = longest_chain(folder)
     assert 4 <= len(chain) <= CHAINS[folder], " -> ".join(chain)
+
+
+MUTATING = {"add", "append", "clear", "discard", "pop", "remove", "setdefault", "update"}
+
+
+def live_fields() -> list[str]:
+    """Name the facts of a process that are not stored, as ``part.field``."""
+    parts = get_type_hints(view.Live)
+    return [f"{part}.{field.name}" for part, owner in parts.items() for field in fields(owner)]
+
+
+def writes(path: Path) -> Iterator[str]:
+    """Find what a module assigns to, deletes, or changes by a method of a collection, as written there."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=method, value=target)) if method in MUTATING:
+                yield ast.unparse(target)
+            case ast.Attribute(ctx=ast.Store() | ast.Del()):
+                yield ast.unparse(node)
+            case ast.Subscript(value=target, ctx=ast.Store() | ast.Del()):
+                yield ast.unparse(target)
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@cache
+def writers() -> dict[str, set[str]]:
+    """Find the modules that write each of those facts: each does so as ``….live.part.field``."""
+    found: dict[str, set[str]] = {}
+    for path in modules("."):
+        for target in writes(path):
+            if live := re.search(r"\blive\.(\w+\.\w+)$", target):
+                found.setdefault(live[1], set()).add(path.stem)
+    return found
+
+
+@pytest.mark.parametrize("name", live_fields())
+def test_a_fact_of_a_process_has_one_writer(name: str) -> None:
+    part, _, _ = name.partition(".")
+    if name == "model.history":
+        assert name not in writers(), "it is made with the facts, and learns"
+    else:
+        assert len(writers()[name]) == 1, writers()[name]
+    assert len(set().union(*(found for key, found in writers().items() if key.startswith(f"{part}.")))) == 1
+
+
+def test_no_module_keeps_a_part_of_the_facts_under_another_name() -> None:
+    kept = [
+        f"{path.stem}: {ast.unparse(value)}"
+        for path in (ROOT / "session").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assign)
+        for value in (node.value.elts if isinstance(node.value, ast.Tuple) else [node.value])
+        if isinstance(value, ast.Attribute) and ast.unparse(value.value).rpartition(".")[2] == "live"
+    ]
+    assert kept == [], "a write through it would be found nowhere"
+
+
+def test_apply_alone_writes_the_state() -> None:
+    written = {
+        f"{path.stem}: {target}"
+        for path in modules("conversation", "session", "server", "observers", "plugins")
+        for target in writes(path)
+        if re.search(r"(^|\.)state\.\w", target) and path.stem != "apply"
+    }
+    assert written == set()
+    assert any(target.startswith("state.") for target in writes(ROOT / "conversation/apply.py"))
+
+
+def test_no_callable_is_replaced_after_its_owner_was_made() -> None:
+    replaced = [
+        f"{path.stem}: {ast.unparse(assignment)}"
+        for path in modules("conversation", "session")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and function.name != "__init__"
+        for assignment in ast.walk(function)
+        if isinstance(assignment, ast.Assign) and isinstance(assignment.targets[0], ast.Attribute)
+        if isinstance(assignment.value, ast.Lambda) or ast.unparse(assignment.value).startswith("partial(")
+    ]
+    assert replaced == []
