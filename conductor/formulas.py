@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 
+from conductor import possessive
+
 _INSIDE = r"(?:[^\\]|\\(?![()\[\]]))++"
 # A dollar sign is also money: a formula has no blank at its ends, and is one letter or has a sign
 # of LaTeX.
-_FORMULA = re.compile(
+_FORMULA = possessive.compile(
     rf"\$\$([^$]{{1,2000}}+)\$\$|\\\(({_INSIDE})\\\)|\\\[({_INSIDE})\\\]"
     r"|(?<![\w$\\])\$(?=[^\s$])([^$\n]{1,300}+)(?<=\S)\$(?![\w$])"
     r"|\\begin\{[a-z]{1,20}\*?\}((?:[^\\]|\\(?!begin\{|end\{))++)\\end\{[a-z]{1,20}\*?\}"
 )
 _SIGN = re.compile(r"[\\^_={}]|\A[A-Za-z]\Z")
 # A command with braces outside of a formula; a path of Windows has none.
-_LONE = re.compile(r"(?:\\[a-zA-Z]{2,20}(?:\{[^{}\n]{0,200}+\}){1,2}+)++")
+_LONE = possessive.compile(r"(?:\\[a-zA-Z]{2,20}(?:\{[^{}\n]{0,200}+\}){1,2}+)++")
 _FRACTION = re.compile(r"\\[dt]?frac\s*+\{([^{}]*+)\}\s*+\{([^{}]*+)\}")
 _ROOT = re.compile(r"\\sqrt\s*+\{([^{}]*+)\}")
 _STYLED = re.compile(r"\\(?:text|math|operator|overline|boxed|mbox|vec|hat|bar)[a-z]*+\s*+\{([^{}]*+)\}")

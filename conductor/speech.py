@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
-from conductor import formulas
+from conductor import formulas, possessive
 
 CODE_PHRASE = "The code is on the screen."
 TABLE_PHRASE = "The table is on the screen."
@@ -39,7 +39,7 @@ _BLANKS = re.compile(r"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _DOTS = "\\u2022\\u2023\\u25e6\\u2043\\u2219"
 _BULLET = rf"[{_DOTS}\u25aa\u25ab\u25cf\u25cb\u25a0\u25a1\u25ba\u25b6\u25b8\u27a2\u27a4]"
 _MARKER = re.compile(rf"{_BULLET}|[-*+\u00b7\u2013\u2192]|\d{{1,9}}[.)]")
-_LINE_START = re.compile(
+_LINE_START = possessive.compile(
     rf"^[ \t>]*+((?:(?:{_BULLET}[ \t>]*+|(?:{_MARKER.pattern})[ \t>]++)(?:\[[ xX]\][ \t>]++)?)*+)",
     re.MULTILINE,
 )
@@ -47,7 +47,7 @@ _AFTER_TABLE = re.compile(r"^(\|.*\n)(?=[^|\n]++$)", re.MULTILINE)
 _LINE_OR_CELL = re.compile(r"[\n|]")
 _PIECE = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
 # One line of prose without any mark; most replies are.
-_PLAIN = re.compile(rf"[^\W\d_{_PICTOGRAPH}](?:[^\W_{_PICTOGRAPH}]|[ ,.;?!'])*+")
+_PLAIN = possessive.compile(rf"[^\W\d_{_PICTOGRAPH}](?:[^\W_{_PICTOGRAPH}]|[ ,.;?!'])*+")
 _SPECIAL = re.compile(r"www\.|citeturn", re.IGNORECASE)
 _MARK = re.compile(rf"[!#$%&*+\-:<=>@\[\\\]^_`{{}}~\n{_PICTOGRAPH}]")
 _COMMONEST = re.compile(rf"[*`~{_PICTOGRAPH}]++")
@@ -68,7 +68,7 @@ _URL = re.compile(
 )
 _URL_END = ".,;:!?)]}'\"*_~>"
 # A path with a query, perhaps behind a host: its query is not read out.
-_QUERY = re.compile(
+_QUERY = possessive.compile(
     r"(?<![^\s(\"'])((?:[\w-]++\.)*+[\w-]*+)((?:/[\w.~%@:+-]*+)++)\?[\w.%\[\]-]++=([!-;=?-~]*+)"
 )
 _HOST = re.compile(r"(?:[\w-]+\.)+[a-zA-Z]{2,}")
@@ -89,7 +89,7 @@ _SOUNDLESS_TAGS = frozenset(
 )
 
 # Marks of sources: between private signs, 【4:0†source】, and what is left of them.
-_CITATION = re.compile(
+_CITATION = possessive.compile(
     r" ?(?:\ue200[^\ue200\ue201]{0,1000}+\ue201"
     r"|[\[\u3010\u3016]\d{1,3}(?::\d{1,3})?\u2020[^\]\u3011\u3017\n]{0,200}+[\]\u3011\u3017]"
     r"|\[cite(?:_start|:[\d,. ]{1,40})\]"
@@ -100,7 +100,7 @@ _CITATION = re.compile(
 _NOTHING = re.compile(r"\*{0,2}[(\[](?:empty|no)[ _]content\.?[)\]]\*{0,2}", re.IGNORECASE)
 # Arrows, and bullets within a line: both separate.
 _ARROWS = r"\u2190-\u21ff\u2794\u2798-\u27af\u27b1-\u27be\u27f0-\u27ff\u2900-\u297f\u2b00-\u2b11"
-_SEPARATOR = re.compile(
+_SEPARATOR = possessive.compile(
     rf"(?: ?[{_ARROWS}]\ufe0f?+)++ ?|(?:^| )(?:[{_DOTS}\u00b7]|<?[-=]{{1,2}}>|<--?)(?: |\Z)"
 )
 

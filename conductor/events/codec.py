@@ -10,6 +10,7 @@ from typing import Any, NoReturn, get_args
 
 import msgspec
 
+from conductor import possessive
 from conductor.errors import ConductorError, ErrorCode
 from conductor.events import client
 from conductor.events.client import ClientEvent
@@ -28,7 +29,7 @@ BINARY_MARK = b"\x00"
 _NO_CHOICE = "Invalid enum value"
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}", re.ASCII)
 # Ends at the string's end or at the frame's, so that each byte is read once.
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
+_STRING = possessive.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 _TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(ClientEvent)}
 # Reports of calls, which hold a value of any form.
 _REPORTS = (client.ToolResultEvent.TYPE, client.ToolCancelled.TYPE)

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import msgspec
 
+from conductor import possessive
+
 # Brackets and strings that are looked at: 15 ms.
 MAX_PARTS = 16_000
 _PAYLOAD = "payload"
@@ -18,7 +20,7 @@ _SURROGATES = re.compile(
 )
 # Brackets of one kind are one part: a value may be nested a million times. A text ends at the frame's end,
 # too, so that each byte is read once.
-_PART = re.compile(
+_PART = possessive.compile(
     rb'(?P<text>"(?:[^"\\]++|\\.)*+\\?(?:"|\Z))(?P<colon>[ \t\r\n]*+:)?|(?P<open>[\[{]++)|(?P<close>[\]}]++)',
     re.DOTALL,
 )

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from conductor import possessive
+
 # Characters of base64 that are taken for data; shorter runs may be keys or identifiers.
 MIN_RUN = 1_024
 # Levels of a nested value that are searched.
@@ -19,11 +21,11 @@ _ONE = rf"(?:{_CHAR}|\\/)"
 _TYPE = r"[\w.+-]{1,64}/[\w.+-]{1,64}"
 _URL = rf"data:(?P<type>{_TYPE})?(?:;[\w.+-]{{1,64}}=[\w.+-]{{1,64}}){{0,4}};base64,"
 # A run is in one line, or in lines of mail's width. It begins where no run is: each is visited once.
-_RUN = re.compile(
+_RUN = possessive.compile(
     rf"(?<!{_CHAR})(?P<break>{_BREAK})?(?:{_URL}(?P<data>{_LINES}{{4,}}+{_ONE}*+={{0,2}}|{_ONE}++={{0,2}})"
     rf"|(?P<run>{_LINES}{{16,}}+{_ONE}*+={{0,2}}|{_ONE}{{{MIN_RUN},}}+={{0,2}}))"
 )
-_REST = re.compile(rf"(?:{_ONE}|{_BREAK}(?={_CHAR}))*+={{0,2}}")
+_REST = possessive.compile(rf"(?:{_ONE}|{_BREAK}(?={_CHAR}))*+={{0,2}}")
 # Characters that are searched in one step, and that are kept of a text: more is cut before a model reads it.
 _STEP = 131_072
 _KEPT = 131_072
@@ -36,7 +38,7 @@ _BEGINNINGS = {
     "JVBERi0": "application/pdf",
 }
 _TYPE_FIELDS = ("mimeType", "mime_type", "media_type", "mediaType")
-_BASE64 = re.compile(rf"(?:{_CHAR}|\s)++={{0,2}}\s*")
+_BASE64 = possessive.compile(rf"(?:{_CHAR}|\s)++={{0,2}}\s*")
 
 
 def label(media_type: str, size: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
+from conductor import possessive
 from conductor.tools.redaction_patterns import (
     ASSIGNED,
     BEARER,
@@ -163,13 +164,13 @@ def _replaced(text: str, spans: Iterable[_Span]) -> str:
 # -- known secrets: a text and the secrets are reduced to one spelling
 
 _BYTE_MARKER = re.compile(MARKER.pattern.encode())
-_ESCAPES = re.compile(
+_ESCAPES = possessive.compile(
     # Runs of one kind, since a text may consist of them.
     rb"((?:\\(?<!\\\\)\\*+u[0-9a-f]{4})++)|((?:\\(?<!\\\\)\\*+x[0-9a-f]{2}|%(?:25)*+[0-9a-f]{2})++)"
     rb"|\\(?<!\\\\)\\*+[nrtbf]",
     re.IGNORECASE,
 )
-_ESCAPE = re.compile(rb"\\++[ux]|%(?:25)*+", re.IGNORECASE)
+_ESCAPE = possessive.compile(rb"\\++[ux]|%(?:25)*+", re.IGNORECASE)
 _IGNORED = b" \t\r\n\\\"'+"
 """Characters that are added where a text is wrapped, quoted or escaped."""
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import TypeAlias
 
+from conductor import possessive
+
 Pattern: TypeAlias = tuple[str, re.Pattern[str]]
 """A literal that each match contains, and the pattern."""
 
@@ -40,7 +42,7 @@ _KEYS = (
 _MIN_TOKEN = 15
 _DOTTED = r"(?:SG|hv[bsr]|dp\.[a-z]{2,4}|dt0c01|ya29)\."
 
-RUNS = re.compile(
+RUNS = possessive.compile(
     # Skips shorter words, so that it fails nowhere; an escape is not part of the run after it.
     r"(?:[^\w\\%-]++|\\(?:[nrt]|u[0-9A-Fa-f]{4})?+|%(?:[0-9A-Fa-f]{2})?+"
     rf"|(?!{_DOTTED})[\w-]{{1,{_MIN_TOKEN - 1}}}+(?![\w-]))*+(?:(?P<run>(?:{_DOTTED})?[\w-]++)|\Z)",
@@ -48,7 +50,7 @@ RUNS = re.compile(
 )
 """Finds one run after the other that is long enough for `TOKENS`, which match at its start."""
 
-TOKENS = re.compile(
+TOKENS = possessive.compile(
     r"(?P<jwt>eyJ[\w-]{8,}+(?:\.[\w-]*+){2}(?:(?:\.[\w-]*+)?\.[\w-]++)?)"  # an encrypted one has five parts
     r"|(?P<token>ya29\.[\w-]{20,}+|[MNO][\w-]{23,27}\.[\w-]{6}\.[\w-]{27,}+)"
     r"|(?P<api_key>(?:"
@@ -76,7 +78,9 @@ _BASE64_LINES = r"(?:[\w+/=:,-]++|\s(?!\0))*+"  # NUL follows the last line of e
 
 
 def _compiled(*patterns: tuple[str, str]) -> tuple[Pattern, ...]:
-    return tuple((literal, re.compile(pattern, re.ASCII | re.MULTILINE)) for literal, pattern in patterns)
+    return tuple(
+        (literal, possessive.compile(pattern, re.ASCII | re.MULTILINE)) for literal, pattern in patterns
+    )
 
 
 # The last group of each pattern is named after its kind.
