@@ -40,7 +40,7 @@ def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) ->
     ``state`` is the one after it, ``turn`` the turn that was running before it.
     """
     record_events = []
-    for slot, kind, payload in _payloads(state, record, turn):
+    for slot, kind, payload in _payloads(state, record, at, turn):
         event = Event(f"evt_{slot_id(state, slot)}", kind, payload.TYPE, encode_payload(payload), at)
         match payload:
             case ToolCallEvent():
@@ -58,7 +58,7 @@ SlotPayload = tuple[int, Kind, ServerEvent]
 
 
 def _payloads(  # noqa: C901 -- a branch a record
-    state: Conversation, record: r.Record, turn: Turn | None
+    state: Conversation, record: r.Record, at: int, turn: Turn | None
 ) -> Iterator[SlotPayload]:
     match record:
         case r.StateShown():
@@ -98,7 +98,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             if record.waits or (state.focus is not None and state.focus.card):
                 yield _state(state, "idle", "idle")
         case r.QuestionDecided():
-            yield from _decision(state, record)
+            yield from _decision(state, record, at)
         case r.LateFinished() if "late" in state.profile.capabilities:
             late = ToolLate(record.call_id, "turn" if record.starts_turn else "context")
             yield SLOTS["late"], "flash", late
@@ -123,10 +123,10 @@ def _call(state: Conversation, number: int, call: Call) -> Iterator[SlotPayload]
     if call.is_device:
         timeout_ms = call.limit_ms if "lease" in state.profile.capabilities else None
         event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
-        yield SLOTS["calls"] + number, "call", event
+        yield SLOTS["calls"] + 2 * number, "call", event
     if "activity" in state.profile.capabilities:
         started = ToolActivity(call.id, call.name, call.source, "started", display=f"{call.name} …")
-        yield SLOTS["activity"] + number, "flash", started
+        yield SLOTS["calls"] + 2 * number + 1, "flash", started
 
 
 def _activity(state: Conversation, record: r.CallFinished, number: int) -> Iterator[SlotPayload]:
@@ -145,7 +145,7 @@ def _activity(state: Conversation, record: r.CallFinished, number: int) -> Itera
         record.size,
         f"{record.tool}: {status}, {record.size} bytes, {record.took_ms} ms",
     )
-    yield SLOTS["activity"] + number, "flash", finished
+    yield SLOTS["results"] + number, "flash", finished
 
 
 _CancelReason: TypeAlias = Literal["barge_in", "timeout", "session_end"]
@@ -201,7 +201,7 @@ def _card(question: Question) -> ApprovalRequest:
     )
 
 
-def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPayload]:
+def _decision(state: Conversation, record: r.QuestionDecided, at: int) -> Iterator[SlotPayload]:
     if record.text:
         yield _message(state, "user", record.text)
     if "approval" in state.profile.capabilities:
@@ -211,13 +211,13 @@ def _decision(state: Conversation, record: r.QuestionDecided) -> Iterator[SlotPa
     if record.outcome != "expired" and (state.focus is None or not state.focus.card):
         yield _state(state, "thinking", "thinking")
     call = state.open_call(record.call_id)
-    if call is not None and call.started_at and record.outcome in ("allowed", "edited"):
+    if call is not None and call.started_at == at:  # a call that asks with a form runs already
         yield from _call(state, 0, call)
 
 
 def _final(state: Conversation, text: str, message_id: str) -> Iterator[SlotPayload]:
     yield SLOTS["final"], "final", SpeechFinal(text)
-    yield _message(state, "assistant", text, message_id, slot="message")
+    yield _message(state, "assistant", text, message_id)
 
 
 def _speech(state: Conversation) -> Iterator[SlotPayload]:
@@ -257,9 +257,8 @@ def _message(
     role: Literal["user", "assistant"],
     text: str,
     message_id: str = "",
-    slot: str = "",
 ) -> SlotPayload:
-    slot = slot or ("message" if role == "assistant" else "user")
+    slot = "message" if role == "assistant" else "user"
     call_id = ui_call_id(state, slot)
     shown_id = (message_id or call_id) if "segments" in state.profile.capabilities else None
     return SLOTS[slot], "message", append_message(call_id, role, text, shown_id)

@@ -15,21 +15,21 @@ _SLOT_BITS = 10
 SLOTS = {
     "cancel": 0,
     "resolved": 128,
-    "opening": 256,
-    "user": 257,  # and the resolved question
-    "error": 259,
-    "final": 260,
-    "message": 261,
-    "speaking": 262,
-    "speak": 263,
-    "thinking": 264,
-    "idle": 265,
-    "state": 266,
-    "late": 267,
-    "calls": 384,
-    "activity": 512,
-    "cards": 640,
-    "cards_idle": 768,
+    "results": 256,
+    "opening": 384,
+    "user": 385,  # and the resolved question
+    "error": 387,
+    "final": 388,
+    "message": 389,
+    "speaking": 390,
+    "speak": 391,
+    "thinking": 392,
+    "idle": 393,
+    "state": 394,
+    "late": 395,
+    "calls": 512,  # two for each: the call, and the news that it started
+    "cards": 768,
+    "cards_idle": 895,
     "ended": 896,
 }
 

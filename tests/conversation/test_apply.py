@@ -149,9 +149,9 @@ def speech(call_id: str, speech_text: str, text: str, **fields: Any) -> Changes:
 def prompt(call_id: str, reply_id: str, text: str) -> Changes:
     """Make the changes that speak the question q1; the record has made both ids."""
     return {
-        "questions.q1.speech_id": f"{call_id}07",
-        "questions.q1.message_id": f"{call_id}05",
-        **speech(f"{call_id}07", text, text, turn_id="", reply_id=reply_id, question_id="q1"),
+        "questions.q1.speech_id": f"{call_id}87",
+        "questions.q1.message_id": f"{call_id}85",
+        **speech(f"{call_id}87", text, text, turn_id="", reply_id=reply_id, question_id="q1"),
     }
 
 
@@ -178,7 +178,7 @@ def acknowledged(state: Conversation, *, but: Kind | None = None) -> Conversatio
 EMPTY = fold()
 IN_TURN = fold(STARTED)
 HALF = fold(r.SegmentSpoken("One. ", "One."), state=IN_TURN)
-HALF_SPEECH = "call_claim_d07"
+HALF_SPEECH = "call_claim_d87"
 UNHEARD = fold(r.SegmentSpoken("- ", ""), state=IN_TURN)
 BROKEN = fold(r.ReplyBroken(), state=IN_TURN)
 BROKEN_TWICE = fold(r.Claimed("b"), r.Claimed(CLAIM), r.ReplyBroken(), state=BROKEN)
@@ -204,12 +204,12 @@ MANY_LATE = fold(
 )
 
 SAID = fold(replied(text="One two.", speech_text="One two."), ENDED, state=IN_TURN)
-SAID_SPEECH = "call_claim_d07"
+SAID_SPEECH = "call_claim_d87"
 SAID_IN_TWO = fold(replied(text="One. Two.", speech_text="Two."), ENDED, state=HALF)
 TRIMMED = fold(r.TurnStarted("refused", 9_000, trim=2), ENDED, state=SAID)
 
 ASKED = asking(question())
-PROMPT = "call_claim_1907"
+PROMPT = "call_claim_1987"
 SHOWN = asking(question(), profile=CARDS)
 HEARD = fold(r.PromptHeard("q1"), state=ASKED)
 CUT = fold(r.PromptCut("q1", "e0", NOW + 500), state=ASKED)
@@ -332,7 +332,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.ProfileDeclared(GERMAN_VOICE),
         {"profile": GERMAN_VOICE, "questions.q1.card": False, "outbound.approval q1": GONE},
     ),
-    ("a withheld call", TWO_CALLS, r.CallsWithheld(("evt_claim_d80",)), {"outbound.call c1.withheld": True}),
+    ("a withheld call", TWO_CALLS, r.CallsWithheld(("evt_claim_e00",)), {"outbound.call c1.withheld": True}),
     (
         "another client",
         fold(r.EventHandled("e1"), r.InputQueued("e2", "hi")),
@@ -359,13 +359,13 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an event too many: the oldest goes, but a call stays",
         CROWDED,
         r.StateShown("idle"),
-        {"outbound.state call_claim_110a": GONE},
+        {"outbound.state call_claim_118a": GONE},
     ),
     (
         "an event too many: a card stays",
         CROWDED_BY_A_CARD,
         r.StateShown("idle"),
-        {"outbound.state call_claim_190a": GONE},
+        {"outbound.state call_claim_198a": GONE},
     ),
     ("too many calls wait", CROWDED_BY_CALLS, r.EventHandled("e1"), {"handled_ids.e1": 0}),
     ("a field", EMPTY, r.FieldSet("a", "1"), {"fields.a": "1"}),
@@ -539,7 +539,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "turn.reply_text": "One. ",
             "turn.reply_id": "speech_claim_800_1",
             "turn.segments": 1,
-            **speech("call_claim_d07", "One.", "One.", reply_id="speech_claim_800_1", last=False),
+            **speech("call_claim_d87", "One.", "One.", reply_id="speech_claim_800_1", last=False),
         },
     ),
     (
@@ -550,7 +550,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "turn.reply_text": "One. *Two.* ",
             "turn.segments": 2,
             **speech(
-                "call_claim_1107",
+                "call_claim_1187",
                 "Two.",
                 "One. *Two.*",
                 reply_id="speech_claim_800_1",
@@ -576,7 +576,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a phrase while a tool runs",
         CALLED,
         r.BridgeSpoken("Wait."),
-        {"turn.bridged": True, **speech("call_claim_1107", "Wait.", "", reply_id="speech_claim_1000")},
+        {"turn.bridged": True, **speech("call_claim_1187", "Wait.", "", reply_id="speech_claim_1000")},
     ),
     (
         "a reply",
@@ -586,7 +586,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "log+": [YES],
             "turn.segments": 1,
             "usage": (10, 2, 0.5),
-            **speech("call_claim_d07", "Yes!", "Yes.", reply_id="speech_claim_800_1", position=1),
+            **speech("call_claim_d87", "Yes!", "Yes.", reply_id="speech_claim_800_1", position=1),
         },
     ),
     (
@@ -599,7 +599,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "turn.segments": 2,
             f"speeches.{HALF_SPEECH}.position": 1,
             **speech(
-                "call_claim_1107",
+                "call_claim_1187",
                 "Two.",
                 "One. Two.",
                 reply_id="speech_claim_800_1",
@@ -623,7 +623,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "log+": [AssistantMessage("- One.")],
             **REPLY_ENDS,
             "turn.segments": 1,
-            **speech("call_claim_1107", "One.", "- One.", reply_id="speech_claim_800_1", position=1),
+            **speech("call_claim_1187", "One.", "- One.", reply_id="speech_claim_800_1", position=1),
         },
     ),
     (
@@ -634,7 +634,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "log+": [YES],
             "usage": (1, 1, 0.25),
             **speech(
-                "call_claim_1907",
+                "call_claim_1987",
                 "Yes!",
                 "Yes.",
                 reply_id="speech_claim_800_3",
@@ -663,7 +663,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "turn.segments": 1,
             f"speeches.{SAID_SPEECH}": GONE,
             **speech(
-                "call_claim_1907",
+                "call_claim_1987",
                 "Yes!",
                 "Yes.",
                 turn_id="turn_claim_1400",
@@ -893,7 +893,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         {
             "turn": None,
             "log+": [AssistantMessage("Sorry.")],
-            **speech("call_claim_d07", "So sorry.", "Sorry.", reply_id="speech_claim_c00", position=1),
+            **speech("call_claim_d87", "So sorry.", "Sorry.", reply_id="speech_claim_c00", position=1),
         },
     ),
     (
@@ -905,7 +905,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "log+": [AssistantMessage("One. Sorry.")],
             f"speeches.{HALF_SPEECH}.position": 1,
             **speech(
-                "call_claim_1107",
+                "call_claim_1187",
                 "So sorry.",
                 "One. Sorry.",
                 reply_id="speech_claim_1000",
@@ -921,7 +921,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         {
             "turn": None,
             "log+": [AssistantMessage("One. Sorry.")],
-            **speech("call_claim_d07", "So sorry.", "One. Sorry.", reply_id="speech_claim_c00", position=1),
+            **speech("call_claim_d87", "So sorry.", "One. Sorry.", reply_id="speech_claim_c00", position=1),
         },
     ),
     # The clock of a turn stands while a person decides.
@@ -1186,8 +1186,8 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a cut speech of two",
         SAID_IN_TWO,
-        r.SpeechCut("call_claim_1107", "One. [cut]"),
-        {"log": [GO, AssistantMessage("One. [cut]")], **without(HALF_SPEECH), **without("call_claim_1107")},
+        r.SpeechCut("call_claim_1187", "One. [cut]"),
+        {"log": [GO, AssistantMessage("One. [cut]")], **without(HALF_SPEECH), **without("call_claim_1187")},
     ),
     (
         "a cut speech of an unfinished reply",
@@ -1223,7 +1223,7 @@ def test_each_record_has_a_row() -> None:
 # -- what is gone
 
 NOTHING: list[tuple[str, Conversation, r.Record]] = [
-    ("an event that is acknowledged", EMPTY, r.CallsWithheld(("evt_claim_d80",))),
+    ("an event that is acknowledged", EMPTY, r.CallsWithheld(("evt_claim_e00",))),
     ("a field that was never set", EMPTY, r.FieldSet("a", "")),
     ("calls without a turn", EMPTY, r.DeviceWanted(("c1",))),
     ("a segment without a turn", EMPTY, r.SegmentSpoken("One. ", "One.")),
@@ -1247,7 +1247,7 @@ NOTHING: list[tuple[str, Conversation, r.Record]] = [
     ("an unclear answer to another question", ASKED, r.AnswerUnclear("q2", "", "hm", counts=True)),
     ("a decision without a turn", EMPTY, r.QuestionDecided("q1", "c1", "allowed", grants="device.do;")),
     ("a decision of another question", ASKED, r.QuestionDecided("q2", "c1", "denied", grants="device.do;")),
-    ("a speech that is gone", EMPTY, r.SpeechCut("call_claim_d07", "One [cut]")),
+    ("a speech that is gone", EMPTY, r.SpeechCut("call_claim_d87", "One [cut]")),
     ("a job that is gone", EMPTY, r.JobAccepted(JOB)),
     ("a late result of a call that is gone", EMPTY, r.LateFinished("c1", RESULT, starts_turn=True)),
 ]
@@ -1293,12 +1293,12 @@ COMMITS: list[tuple[str, Conversation, r.Commit, Changes]] = [
     (
         "acknowledged events",
         fold(r.Claimed(CLAIM, ("session.started",)), r.SessionOpened(), r.StateShown("idle")),
-        r.Commit(CLAIM, NOW, acked=("msg_claim_c00", "evt_claim_110a", "evt_claim_gone")),
+        r.Commit(CLAIM, NOW, acked=("msg_claim_c00", "evt_claim_118a", "evt_claim_gone")),
         {
             "revision": 5,
             f"claims.{CLAIM}": 5,
             "webhook_events.msg_claim_c00": GONE,
-            "outbound.state call_claim_110a": GONE,
+            "outbound.state call_claim_118a": GONE,
         },
     ),
     (

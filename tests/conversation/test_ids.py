@@ -15,8 +15,8 @@ STATE = fold(r.StateShown("idle"))
 IDS = [
     ("a slot", slot_id(STATE), "claim_800"),
     ("another slot", slot_id(STATE, 5), "claim_805"),
-    ("a UI call", ui_call_id(STATE, "message"), "call_claim_905"),
-    ("a speech", speech_id(STATE), "call_claim_907"),
+    ("a UI call", ui_call_id(STATE, "message"), "call_claim_985"),
+    ("a speech", speech_id(STATE), "call_claim_987"),
     ("a speech that is no reply", reply_id(STATE), "speech_claim_800"),
     (
         "a reply at a place of the log",
