@@ -27,7 +27,7 @@ from tests.session.helpers import (
     open_stage,
     steps,
 )
-from tests.shapes import PLAIN_TURN
+from tests.shapes import PLAIN_TURN, shape_of
 
 
 def logs(commit: Commit, kind: type) -> bool:
@@ -163,6 +163,16 @@ async def test_a_transcript_repeated_on_another_line_during_its_commit_is_answer
     await opening
     await stage.quiet()
     assert users(stage.session.state.log) == ["hello"]
+
+
+async def test_a_repeated_transcript_opens_the_microphone_again() -> None:
+    stage = await open_stage(make_services([[TextDelta("Yes.")]]))
+    stage.app.say("hello", id="event-1")
+    await stage.quiet()
+    mark = len(stage.app.log)
+    stage.app.say("hello", id="event-1")
+    await stage.quiet()
+    assert [shape_of(event) for event in stage.app.log[mark:]] == ["state idle"]
 
 
 async def test_a_transcript_that_was_refused_for_the_store_is_not_answered_all_the_same() -> None:
