@@ -12,12 +12,12 @@ from conductor.conversation import records as r
 from conductor.conversation.state import Conversation, Question
 from conductor.conversation.view import Edit, View, finish
 from conductor.errors import ErrorCode
-from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
 from conductor.tools.base import ToolOutcome, marked_untrusted
 from conductor.tools.outcomes import NoAnswer, Outcome, Scope, denied, not_answered
 
-if TYPE_CHECKING:  # a type only
+if TYPE_CHECKING:  # types only
+    from conductor.events.client import Decision
     from conductor.tools.judge import Answer
 
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from conductor.errors import ErrorCode
-from conductor.events.client import AgentCompleted
 from conductor.tools.base import truncate
+
+if TYPE_CHECKING:  # a type only
+    from conductor.events.client import AgentCompleted
 
 # Failures that have a spoken sentence.
 Failure: TypeAlias = ErrorCode | Literal["budget_spent", "model_busy", "calls_ran"]

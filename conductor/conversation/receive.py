@@ -1,4 +1,4 @@
-"""The meaning of a client's event or of a model's reply for a conversation, as pure functions."""
+"""The meaning of a client's event for a conversation, as pure functions."""
 
 from __future__ import annotations
 
@@ -10,39 +10,28 @@ from msgspec.structs import replace
 from conductor.conversation import consent
 from conductor.conversation import records as r
 from conductor.conversation.consent import Refuse, Response
-from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, heard_part, heard_text, marked
-from conductor.conversation.history import cut_point
+from conductor.conversation.heard import heard_part, heard_text
 from conductor.conversation.phrases import (
-    CUT_OFF,
-    Failure,
     agent_notice,
     app_facts,
     app_words,
     late_result,
-    name_for_the_ear,
 )
 from conductor.conversation.state import (
     MAX_NOTICES,
     Call,
-    Cause,
     Conversation,
     Notice,
     Profile,
     Speech,
-    Turn,
 )
+from conductor.conversation.turns import ended, is_pending, remembered, turn_started
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
-from conductor.errors import ErrorCode
 from conductor.events import client
-from conductor.events.server import EndReason
-from conductor.messages import AssistantMessage, UserMessage
-from conductor.speech import for_the_ear
 from conductor.tools.base import ToolOutcome, device_outcome
 from conductor.tools.outcomes import (
     cancelled_outcome,
-    interrupted_outcome,
     job_outcome,
-    not_answered,
     timeout_outcome,
     without_result,
 )
@@ -168,45 +157,12 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     ]
 
 
-def remembered(view: View, text: str) -> list[r.Record]:
-    """Tell the model with the person's first words what is remembered of them."""
-    state = view.state
-    if state.log_start or any(isinstance(message, UserMessage) for message in state.log):
-        return []
-    memories = view.gate.memories(text)
-    return [r.NoticeTaken("", Notice(memories, untrusted=True, late=True))] if memories else []
-
-
-def turn_started(
-    view: View, cause: Cause, event_id: str = "", text: str = "", tool: str = "", lang: str = ""
-) -> r.TurnStarted:
-    """Make the start of a turn; it drops the old part of a long history."""
-    state = view.state
-    trim = state.log_start + cut_point(state.log, view.conduct.max_turns - 1, view.live.model.history.tokens)
-    ready = view.live.summary.ready
-    summary = None
-    # An interruption, or a history that was too long, may have dropped the summarised messages.
-    if ready is not None and ready[0] > state.log_start:
-        trim, summary = max(trim, ready[0]), ready[1]
-    trim = trim if trim > state.log_start else 0
-    return r.TurnStarted(
-        cause,
-        view.conduct.turn_ms,
-        event_id=event_id,
-        text=text,
-        tool=tool,
-        trim=trim,
-        summary=summary,
-        lang=lang,
-    )
-
-
 def withdrawn_speeches(view: View) -> list[r.Record]:
     """Withdraw the speeches that no socket took: the next transcript makes them obsolete."""
     unsent = {
         speech.reply_id: speech
         for speech in reversed(view.state.speeches.values())
-        if not view.was_sent(speech.id) and _is_pending(view, speech)
+        if not view.was_sent(speech.id) and is_pending(view, speech)
     }
     cuts: list[r.Record] = []
     for speech in unsent.values():
@@ -246,7 +202,7 @@ def _interrupted(view: View) -> Speech | None:
     """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
     finished, now = view.live.outbox.finished_speeches, view.now()
     for speech in view.state.speeches.values():
-        if _is_pending(view, speech):
+        if is_pending(view, speech):
             return speech
     recent = [
         speech
@@ -254,139 +210,6 @@ def _interrupted(view: View) -> Speech | None:
         if now - finished.get(speech.id, 0) <= view.conduct.window_ms
     ]
     return recent[-1] if recent else None
-
-
-def _is_pending(view: View, speech: Speech) -> bool:
-    """Tell whether a speech was not spoken to its end, in this process or an earlier one."""
-    is_open = any(
-        event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
-    )
-    return is_open and speech.id not in view.live.outbox.finished_speeches
-
-
-def _heard_of_reply(view: View, reply_id: str) -> str | None:
-    """Give the text of a reply's finished segments; None if no segment is known."""
-    segments = [speech for speech in view.state.speeches.values() if reply_id and speech.reply_id == reply_id]
-    if not segments:
-        return None
-    unheard = next((speech for speech in segments if _is_pending(view, speech)), None)
-    return segments[-1].text if unheard is None else unheard.preceding or None
-
-
-# -- the end of a turn
-
-
-def ended(
-    view: View,
-    reason: EndReason,
-    *,
-    heard_prefix: str | None = None,
-    error: ErrorCode | None = None,
-    failure: Failure | None = None,
-    back: str = "",
-    event_id: str = "",
-    follow: bool | None = None,
-) -> r.TurnEnded:
-    """Make the end of the running turn: an honest result for each open call, the rest of a reply.
-
-    ``failure`` names the apology, if the code ``error`` has another one; ``back`` says when to try again.
-    """
-    turn = view.state.turn
-    assert turn is not None
-    cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
-    open_calls = [call for call in turn.calls if call.is_open]
-    results = tuple(_abandoned(view, call, cause) for call in open_calls)
-    # Only a call that was on the wire is cancelled there.
-    cancelled = tuple(
-        call.id
-        for call in open_calls
-        if call.is_device
-        and call.started_at
-        and view.was_sent(call.id)
-        and (reason == "timed_out" or call.on_interrupt == "cancel")
-    )
-    writing = view.live.model
-    is_writing = not turn.calls and writing.request == (turn.id, turn.rounds, turn.retries)
-    draft = (writing.draft.strip() if is_writing else "") or turn.reply_text.strip()
-    text, apology, speech_text = "", "", ""
-    if reason in ("interrupted", "session_end"):
-        text = _heard_draft(view, turn, draft, heard_prefix)
-    elif turn.cause != "request":
-        text = f"{draft} {CUT_OFF}" if draft else ""
-        apology = _apology(view, turn, failure or error, back)
-        speech_text = for_the_ear(apology) if apology else ""
-    return r.TurnEnded(
-        reason,
-        event_id,
-        text,
-        results,
-        cancelled,
-        tuple(view.state.questions),
-        error if turn.cause != "request" else None,
-        apology,
-        speech_text,
-        view.follows if follow is None else follow,
-    )
-
-
-def _apology(view: View, turn: Turn, failure: Failure | None, back: str) -> str:
-    """Word a failure. After calls that changed something it says so, and never asks to try again."""
-    if failure is None:
-        return ""
-    apology = view.conduct.failures.get(failure, "").format(back=back)
-    if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
-        apology = ""  # it was said at the turn before
-    if not turn.actions:
-        return apology
-    done = ", ".join(dict.fromkeys(map(name_for_the_ear, turn.actions)))
-    ran = view.conduct.failures.get("calls_ran", "").format(done=done)
-    return f"{ran} {apology}".strip() if failure == "budget_spent" else ran
-
-
-def _heard_draft(view: View, turn: Turn, draft: str, heard_prefix: str | None) -> str:
-    if not draft:
-        return ""
-    if heard_prefix is None:
-        heard_prefix = _heard_of_reply(view, turn.reply_id)
-    if heard_prefix is not None:
-        return marked(heard_prefix[: len(draft)])
-    if turn.reply_text:
-        return f"{turn.reply_text.strip()} {CUT_SOMEWHERE}"
-    return f"{draft} {CUT_BEFORE_SPEECH}"
-
-
-def _abandoned(view: View, call: Call, cause: str) -> r.CallFinished:
-    """Make the honest result of a call whose turn ends."""
-    if call.consent in ("needed", "asked"):
-        superseded = cause == "interrupted"
-        return finish(view, call, not_answered("superseded" if superseded else "interrupted"))
-    was_sent = bool(call.started_at) and (not call.is_device or view.was_sent(call.id))
-    outcome = interrupted_outcome(call.effect, was_sent=was_sent, reason=cause)
-    return finish_without_result(view, call, outcome, starts_turn=call.effect != "read")
-
-
-# -- the model's replies
-
-
-def replied(
-    view: View,
-    message: AssistantMessage,
-    calls: tuple[Call, ...],
-    speech_text: str,
-    *,
-    paused: bool = False,
-    usage: tuple[int, int, float] = (0, 0, 0.0),
-) -> list[r.Record]:
-    """Make the records of a whole reply: with calls it opens a round, without calls it ends the turn."""
-    # A device that answers a speech before it reads the next call would start the call late.
-    has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
-    in_segments = view.state.turn is not None and bool(view.state.turn.reply_id)
-    reply = r.ReplyLogged(
-        message, calls, "" if has_device_call and not in_segments else speech_text, paused, usage
-    )
-    if calls or paused:
-        return [reply]
-    return [reply, r.TurnEnded("answered", follows=view.follows)]
 
 
 # -- results

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conductor.conversation import consent
-from conductor.conversation.receive import ended, remembered, turn_started
 from conductor.conversation.records import (
     CallFinished,
     CallReleased,
@@ -16,6 +15,7 @@ from conductor.conversation.records import (
     TurnEnded,
 )
 from conductor.conversation.state import Call, Cause
+from conductor.conversation.turns import ended, remembered, turn_started
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.messages import ToolCall
 from conductor.speech import for_the_ear

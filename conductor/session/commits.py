@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance
 from conductor.conversation.consent import Response
-from conductor.conversation.receive import ended
 from conductor.conversation.replay import SNAPSHOT_BYTES, SNAPSHOT_COMMITS, replay
 from conductor.conversation.state import Turn
 from conductor.conversation.steps import Step, next_step
+from conductor.conversation.turns import ended
 from conductor.conversation.view import View
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
 from conductor.session.outbox import Outbox

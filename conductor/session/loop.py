@@ -16,7 +16,6 @@ import structlog
 
 from conductor.conversation import consent
 from conductor.conversation import records as r
-from conductor.conversation.receive import turn_started
 from conductor.conversation.state import Call
 from conductor.conversation.steps import (
     AskModel,
@@ -27,6 +26,7 @@ from conductor.conversation.steps import (
     Step,
     next_step,
 )
+from conductor.conversation.turns import turn_started
 from conductor.conversation.view import finish, finish_without_result
 from conductor.messages import AssistantMessage
 from conductor.session import programs

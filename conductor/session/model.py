@@ -17,10 +17,10 @@ from conductor.clock import epoch_ns
 from conductor.conversation.history import cut_point, estimate_tokens, history_of, shortened
 from conductor.conversation.ids import segments_id
 from conductor.conversation.phrases import Failure, in_about
-from conductor.conversation.receive import ended, replied
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Turn
 from conductor.conversation.steps import AskModel
+from conductor.conversation.turns import ended, replied
 from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial

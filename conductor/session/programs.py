@@ -6,8 +6,8 @@ from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conductor.conversation.receive import ended
 from conductor.conversation.records import Record
+from conductor.conversation.turns import ended
 from conductor.conversation.view import lost_result
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall, ToolResult

@@ -17,9 +17,10 @@ from conductor.conversation.apply import advance
 from conductor.conversation.events import encode_payload
 from conductor.conversation.ids import nonce
 from conductor.conversation.phrases import MESSAGES
-from conductor.conversation.receive import ended, timed_out
+from conductor.conversation.receive import timed_out
 from conductor.conversation.state import Call, Conversation, Event, Question, Turn
 from conductor.conversation.steps import AwaitResults, next_step
+from conductor.conversation.turns import ended
 from conductor.conversation.view import View, live_of, lost_result
 from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id

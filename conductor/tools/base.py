@@ -8,14 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from conductor.events.client import ToolResultEvent
 from conductor.messages import ToolResult
 from conductor.models.base import ToolDefinition
 from conductor.tools.schema import model_schema, own_names
+
+if TYPE_CHECKING:  # a type only
+    from conductor.events.client import ToolResultEvent
 
 Risk: TypeAlias = Literal["safe", "medium", "high"]
 Effect: TypeAlias = Literal["read", "write", "irreversible"]
