@@ -42,7 +42,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     repaired: bool = False
 
 
-class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaults=True):
+class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaults=True, kw_only=True):
     """One reply of the model: text, calls, or both.
 
     ``opaque`` holds blocks that the provider ``provider`` needs back unchanged (such as thinking), as JSON

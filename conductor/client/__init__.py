@@ -122,7 +122,7 @@ class Client(Session):
         self._serial = serial
         self._policy = reconnect
         self._options = outbound.SessionStart(
-            session_id,
+            session_id=session_id,
             locale=locale,
             lang=lang,
             time_zone=time_zone,

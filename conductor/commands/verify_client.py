@@ -295,7 +295,9 @@ async def _question(play: Play) -> None:
 
 async def _refused(play: Play) -> str | None:
     refused_id, _ = await play.ask()
-    await play.send(server.ErrorEvent("rate_limited", "Try again.", event_id=refused_id, retry_after_ms=100))
+    await play.send(
+        server.ErrorEvent(code="rate_limited", message="Try again.", event_id=refused_id, retry_after_ms=100)
+    )
     await play.ui(server.set_state, "idle")
     event_id, transcript = await play.ask()
     await play.answer(transcript)

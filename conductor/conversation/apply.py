@@ -267,7 +267,7 @@ def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> 
 
 def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
     if record.text:
-        state.log += [AssistantMessage(record.text), Note(CONTINUE)]
+        state.log += [AssistantMessage(text=record.text), Note(CONTINUE)]
         _place_segments(state, turn, state.log_end - 2)
     elif record.is_lost:
         state.log.append(Note(NOTHING_CAME))
@@ -342,7 +342,7 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
     text = " ".join(part for part in (record.text, record.apology) if part)
     if turn is None or not text:
         return
-    state.log.append(AssistantMessage(text))
+    state.log.append(AssistantMessage(text=text))
     position = state.log_end - 1
     _place_segments(state, turn, position)
     if record.speech_text:

@@ -125,7 +125,9 @@ def _call(state: Conversation, number: int, call: Call) -> Iterator[SlotPayload]
         event = ToolCallEvent(call.id, call.name, call.arguments, timeout_ms)
         yield SLOTS["calls"] + 2 * number, "call", event
     if "activity" in state.profile.capabilities:
-        started = ToolActivity(call.id, call.name, call.source, "started", display=f"{call.name} …")
+        started = ToolActivity(
+            call_id=call.id, name=call.name, source=call.source, status="started", display=f"{call.name} …"
+        )
         yield SLOTS["calls"] + 2 * number + 1, "flash", started
 
 
@@ -136,14 +138,14 @@ def _activity(state: Conversation, record: r.CallFinished, number: int) -> Itera
     if record.reason == "device_error":
         status = "failed on the device"
     finished = ToolActivity(
-        record.result.call_id,
-        record.tool,
-        record.source,
-        "finished",
-        record.error_type,
-        record.took_ms,
-        record.size,
-        f"{record.tool}: {status}, {record.size} bytes, {record.took_ms} ms",
+        call_id=record.result.call_id,
+        name=record.tool,
+        source=record.source,
+        status="finished",
+        error_type=record.error_type,
+        execution_time_ms=record.took_ms,
+        data_size_bytes=record.size,
+        display=f"{record.tool}: {status}, {record.size} bytes, {record.took_ms} ms",
     )
     yield SLOTS["results"] + number, "flash", finished
 
@@ -163,7 +165,7 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
         yield from _activity(state, finished, number)
     if record.error is not None:
         message = MESSAGES.get(record.error, MESSAGES["internal_error"])
-        yield SLOTS["error"], "flash", ErrorEvent(record.error, message)
+        yield SLOTS["error"], "flash", ErrorEvent(code=record.error, message=message)
         text = record.apology or record.text.removesuffix(CUT_OFF).strip()
         if text:
             yield from _final(state, text, _message_id(state))
@@ -185,19 +187,19 @@ def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[SlotPayloa
 
 def _card(question: Question) -> ApprovalRequest:
     return ApprovalRequest(
-        question.id,
-        question.batch_id,
-        question.call_id,
-        question.tool,
-        msgspec.json.decode(question.redacted_arguments),
-        question.digest,
-        question.risk,
-        question.reasons,
-        question.prompt,
-        question.scopes,
-        iso_time(question.expires_at),
-        question.preview,
-        question.title,
+        approval_id=question.id,
+        batch_id=question.batch_id,
+        call_id=question.call_id,
+        name=question.tool,
+        arguments=msgspec.json.decode(question.redacted_arguments),
+        arguments_digest=question.digest,
+        risk=question.risk,
+        reasons=question.reasons,
+        prompt=question.prompt,
+        scopes=question.scopes,
+        expires_at=iso_time(question.expires_at),
+        preview=question.preview,
+        title=question.title,
     )
 
 

@@ -127,7 +127,7 @@ def _apology(view: View, turn: Turn, failure: Failure | None, back: str) -> str:
     if failure is None:
         return ""
     apology = view.conduct.failures.get(failure, "").format(back=back)
-    if failure == "budget_spent" and AssistantMessage(apology) in view.state.log[-2:]:
+    if failure == "budget_spent" and AssistantMessage(text=apology) in view.state.log[-2:]:
         apology = ""  # it was said at the turn before
     if not turn.actions:
         return apology

@@ -87,7 +87,7 @@ class Resume(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     pending: Annotated[list[Id], doc("Calls that are waiting or running.", ["call_5d_2"])] = []
 
 
-class SessionStart(FromClient, frozen=True, omit_defaults=True):
+class SessionStart(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     """Creates or resumes the session. Send it after each connect; ``session.started`` answers it."""
 
     TYPE: ClassVar[str] = "session.start"
@@ -207,7 +207,7 @@ class OutputInterrupted(FromClient, frozen=True, omit_defaults=True):
     ] = None
 
 
-class AgentCompleted(FromClient, frozen=True, omit_defaults=True):
+class AgentCompleted(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     """A coding agent has ended; the server tells the person in a turn of its own."""
 
     TYPE: ClassVar[str] = "agent.completed"
@@ -286,7 +286,7 @@ class ToolsList(FromClient, frozen=True):
     CAPABILITY: ClassVar[str] = "inspect"
 
 
-class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The person's decision about one call, bound to the arguments of the card.
 
     Raises ValueError for an ``edit`` without arguments and for an ``allow`` with arguments.
@@ -309,7 +309,7 @@ class Decision(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
         _check_edit(self.decision, self.edited_arguments)
 
 
-class ApprovalResponse(FromClient, frozen=True, omit_defaults=True):
+class ApprovalResponse(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     """Answers ``approval.request``: one decision, or several in ``decisions``.
 
     Send ``approvalId``, ``argumentsDigest`` and ``decision``, or ``decisions`` alone.
@@ -374,12 +374,12 @@ class ApprovalResponse(FromClient, frozen=True, omit_defaults=True):
         assert self.decision is not None, "checked when it was made"
         return [
             Decision(
-                self.approval_id,
-                self.arguments_digest,
-                self.decision,
-                self.scope,
-                self.edited_arguments,
-                self.message,
+                approval_id=self.approval_id,
+                arguments_digest=self.arguments_digest,
+                decision=self.decision,
+                scope=self.scope,
+                edited_arguments=self.edited_arguments,
+                message=self.message,
             )
         ]
 

@@ -42,7 +42,7 @@ _FAULTS_OF_VALUES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inbound:
     """An accepted frame. ``event`` is None for an unknown type."""
 
@@ -125,7 +125,7 @@ def _report_without_result(frame: bytes, fault: str) -> Inbound | None:
     if isinstance(event, client.ToolResultEvent) and event.error is None:
         event = client.UnreadableResult(event.call_id, why=_FAULTS_OF_VALUES[fault])
     assert head.id is not None and head.session_id is not None
-    return Inbound(head.id, fields["type"], head.session_id, len(frame), event)
+    return Inbound(id=head.id, type=fields["type"], session_id=head.session_id, size=len(frame), event=event)
 
 
 def _decode_event(frame: bytes, max_bytes: int) -> Inbound:
@@ -150,7 +150,7 @@ def _decode_event(frame: bytes, max_bytes: int) -> Inbound:
     # An unknown type is no error: the app may be newer than the server.
     struct = _TYPES.get(head.type)
     event = None if struct is None else _convert(payload, struct, head)
-    return Inbound(head.id, head.type, head.session_id, len(frame), event)
+    return Inbound(id=head.id, type=head.type, session_id=head.session_id, size=len(frame), event=event)
 
 
 def _has_too_many_values(frame: bytes) -> bool:

@@ -29,7 +29,7 @@ class Payload(Protocol):
     TYPE: ClassVar[str]
 
 
-class Envelope(msgspec.Struct, frozen=True, rename="camel"):
+class Envelope(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """One frame. It has no other fields at the top level."""
 
     id: str
@@ -45,13 +45,31 @@ _encode = msgspec.json.Encoder().encode
 
 def encode_event(event_id: str, session_id: str, payload: Payload) -> bytes:
     """Encode an event as a frame of UTF-8 JSON with the present time."""
-    return _encode(Envelope(event_id, payload.TYPE, timestamp(), session_id, PROTOCOL_VERSION, payload))
+    return _encode(
+        Envelope(
+            id=event_id,
+            type=payload.TYPE,
+            timestamp=timestamp(),
+            session_id=session_id,
+            protocol_version=PROTOCOL_VERSION,
+            payload=payload,
+        )
+    )
 
 
 def encode_frame(event_id: str, type_: str, session_id: str, payload: bytes) -> bytes:
     """Encode an event whose payload is encoded as a frame with the present time."""
     raw = msgspec.Raw(payload)
-    return _encode(Envelope(event_id, type_, timestamp(), session_id, PROTOCOL_VERSION, raw))
+    return _encode(
+        Envelope(
+            id=event_id,
+            type=type_,
+            timestamp=timestamp(),
+            session_id=session_id,
+            protocol_version=PROTOCOL_VERSION,
+            payload=raw,
+        )
+    )
 
 
 class IdGenerator:

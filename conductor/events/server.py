@@ -70,7 +70,7 @@ class RejectedTool(msgspec.Struct, frozen=True, rename="camel"):
     reason: Annotated[str, doc("For the app's author.", "this name is taken by another tool")]
 
 
-class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class SessionStarted(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Answers ``session.start``."""
 
     TYPE: ClassVar[str] = "session.started"
@@ -150,7 +150,7 @@ class ToolCallEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=T
     )
 
 
-class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ErrorEvent(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """An error. The connection stays open."""
 
     TYPE: ClassVar[str] = "error"
@@ -178,7 +178,7 @@ class ToolsChanged(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
+class ListedTool(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """A tool of the session."""
 
     name: Annotated[str, doc("The tool.", "calculator")]
@@ -193,7 +193,7 @@ class ListedTool(msgspec.Struct, frozen=True, rename="camel"):
     input_schema: Annotated[Mapping[str, Any], doc("The JSON Schema of the arguments.", {"type": "object"})]
 
 
-class ToolsListed(msgspec.Struct, frozen=True, rename="camel"):
+class ToolsListed(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Answers ``tools.list``."""
 
     TYPE: ClassVar[str] = "tools.listed"
@@ -227,7 +227,7 @@ class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
     ]
 
 
-class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """A tool has started or finished, on the device or on the server."""
 
     TYPE: ClassVar[str] = "tool.activity"
@@ -242,7 +242,7 @@ class ToolActivity(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tr
     display: Annotated[str, doc("A line for people.", "calculator: done, 21 bytes, 2 ms")] = ""
 
 
-class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class ApprovalRequest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Asks for a person's decision. The call runs only if the person allows it."""
 
     TYPE: ClassVar[str] = "approval.request"
@@ -311,7 +311,7 @@ class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
     reason: Annotated[EndReason, doc("The cause.", "answered")]
 
 
-class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The times of a turn that has ended."""
 
     TYPE: ClassVar[str] = "turn.metrics"

@@ -32,7 +32,7 @@ class _Payload(msgspec.Struct, rename="camel"):
     effect: str | None = None
 
 
-class _Report(msgspec.Struct, rename="camel"):
+class _Report(msgspec.Struct, rename="camel", kw_only=True):
     id: str
     type: str
     timestamp: str

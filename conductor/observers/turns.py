@@ -388,14 +388,14 @@ class TurnObserver(SessionObserver):
         if "metrics" in session.state.profile.capabilities:
             session.flash(
                 TurnMetrics(
-                    turn.id,
-                    round(stats.tool_s * 1000),
-                    stats.usage.read_tokens,
-                    stats.usage.output_tokens,
-                    record.reason == "interrupted",
-                    _ms(stats.first_s.get("token")),
-                    _ms(stats.first_s.get("speech")),
-                    round(stats.cost, 6) or None,
+                    turn_id=turn.id,
+                    tool_ms=round(stats.tool_s * 1000),
+                    input_tokens=stats.usage.read_tokens,
+                    output_tokens=stats.usage.output_tokens,
+                    interrupted=record.reason == "interrupted",
+                    first_token_ms=_ms(stats.first_s.get("token")),
+                    first_speech_ms=_ms(stats.first_s.get("speech")),
+                    cost=round(stats.cost, 6) or None,
                 )
             )
 

@@ -88,7 +88,10 @@ async def next_words(person: Person, scenes: Sequence[Scene], provider: ModelPro
     # The roles are exchanged: the model speaks as the person.
     messages: list[Message] = [UserMessage("(The assistant listens.)")]
     for scene in scenes:
-        messages += [AssistantMessage(scene.step.say), UserMessage(" ".join(scene.speeches) or "(Silence.)")]
+        messages += [
+            AssistantMessage(text=scene.step.say),
+            UserMessage(" ".join(scene.speeches) or "(Silence.)"),
+        ]
     system = _PERSON.format(persona=person.persona, goal=person.goal)
     words = (await _ask(provider, "the person's model", system, messages)).strip()
     return None if not words or words.strip(" .!*") == _ENDED else words

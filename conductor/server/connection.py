@@ -452,7 +452,7 @@ class Connection(Writer):
         retry_after_ms: int | None = None,
     ) -> None:
         session_id = self._bound_to or session_id
-        error = ErrorEvent(code, message, event_id=event_id, retry_after_ms=retry_after_ms)
+        error = ErrorEvent(code=code, message=message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
 
 

@@ -84,16 +84,16 @@ class Clients:
         resend, drop = answer or (None, None)
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
         started = SessionStarted(
-            session.key.session_id,
-            resumed,
-            list(capabilities) if event.capabilities else None,
-            session.gate.declared if rejected is not None else None,
-            rejected,
-            None if resumed else "new" if event.resume is None else "not_kept",
-            resend,
-            drop,
-            services.serving(model or session.state.profile.model),
-            services.local_only or None,
+            session_id=session.key.session_id,
+            resumed=resumed,
+            capabilities=list(capabilities) if event.capabilities else None,
+            accepted_tools=session.gate.declared if rejected is not None else None,
+            rejected_tools=rejected,
+            reason=None if resumed else "new" if event.resume is None else "not_kept",
+            resend=resend,
+            drop=drop,
+            model=services.serving(model or session.state.profile.model),
+            local_only=services.local_only or None,
         )
         session.observer.started("resumed" if resumed else started.reason or "new")
         await self.attach(

@@ -164,16 +164,18 @@ class SessionGate(CallGate):
         """All tools of the session, each with the decision on a call."""
         gate, tainted = self.executor.gate, self.is_tainted
         servers = [spec for toolset in self._services.toolsets for spec in toolset.specs()]
+        decided = ((spec, gate.preview(spec, tainted=tainted)) for spec in (*servers, *self._device))
         return [
             ListedTool(
-                spec.name,
-                spec.title or spec.name,
-                spec.source,
-                spec.risk,
-                *gate.preview(spec, tainted=tainted),
-                spec.input_schema,
+                name=spec.name,
+                title=spec.title or spec.name,
+                source=spec.source,
+                risk=spec.risk,
+                decision=decision,
+                reason=reason,
+                input_schema=spec.input_schema,
             )
-            for spec in (*servers, *self._device)
+            for spec, (decision, reason) in decided
         ]
 
     @property

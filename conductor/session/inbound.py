@@ -115,10 +115,15 @@ async def _take(  # noqa: C901 -- a case an event
         case client.ToolStarted() | client.ToolProgress():
             outbox.extend(event.call_id)
         case client.ToolsList() if session.services.may_inspect(transport):
-            services, listed = session.services, session.gate.listed
-            model = services.serving(session.state.profile.model) or services.provider.name
-            prompt = services.observers.prompt[0], session.gate.system_prompt
-            session.flash(ToolsListed(listed, model, *prompt, services.choices))
+            services = session.services
+            listed = ToolsListed(
+                tools=session.gate.listed,
+                model=services.serving(session.state.profile.model) or services.provider.name,
+                prompt_name=services.observers.prompt[0],
+                prompt=session.gate.system_prompt,
+                models=services.choices,
+            )
+            session.flash(listed)
             return InboundResult.COSTLY
         case _ if event.RECORDED:  # by `receive`, without a further effect
             response = await record(session, inbound.id, event)
@@ -300,7 +305,9 @@ async def _refuse_transcript(session: Session, refusal: Refuse, event_id: str) -
 
 def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
     retry_ms = None if refusal.retry_after_s is None else math.ceil(refusal.retry_after_s * 1000)
-    session.flash(ErrorEvent(refusal.code, refusal.message, event_id=event_id, retry_after_ms=retry_ms))
+    session.flash(
+        ErrorEvent(code=refusal.code, message=refusal.message, event_id=event_id, retry_after_ms=retry_ms)
+    )
 
 
 # -- extensions

@@ -179,7 +179,10 @@ class Loop:
 
         def records() -> list[r.Record]:
             started = turn_started(session.view, "request", tool=call.name)
-            return [started, r.ReplyLogged(AssistantMessage("", (call,), untrusted=True), prepared)]
+            return [
+                started,
+                r.ReplyLogged(AssistantMessage(text="", calls=(call,), untrusted=True), prepared),
+            ]
 
         await session.commits.take(step, records, gives_up=False)
 

@@ -146,7 +146,7 @@ class ModelSteps:
         if turn is not None and step.retries == 0 and turn.refused_rounds < conduct.max_refused_rounds:
             if turn.rounds >= conduct.max_tool_rounds or turn.calls_made >= conduct.max_calls_per_turn:
                 session.observer.note("limit")
-                session.flash(ErrorEvent("tool_round_limit_exceeded", _LIMIT_REACHED))
+                session.flash(ErrorEvent(code="tool_round_limit_exceeded", message=_LIMIT_REACHED))
 
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
@@ -236,7 +236,7 @@ class ModelSteps:
             await self._fail(step, ModelError("refused", "The model declined to answer."))
             return
         provider = finished.provider or session.provider.name
-        message = AssistantMessage(text, opaque=finished.opaque, provider=provider)
+        message = AssistantMessage(text=text, opaque=finished.opaque, provider=provider)
         if calls and step.with_tools:
             is_whole = finished.stop == "tool_use"
             prepared = await session.gate.prepare(calls, is_whole=is_whole)

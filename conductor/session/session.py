@@ -301,7 +301,7 @@ class Session:
     def report_store_failure(self, error: StoreError) -> None:
         """Tell the client that the store is away, and open its microphone; both may be lost."""
         log.error("session store failed", session=self.key.session_id, error=type(error).__name__)
-        self.flash(ErrorEvent(error.code, MESSAGES.get(error.code, MESSAGES["internal_error"])))
+        self.flash(ErrorEvent(code=error.code, message=MESSAGES.get(error.code, MESSAGES["internal_error"])))
         self.flash(set_state(new_call_id(), "idle"))
 
     def store_failed(self, error: StoreError, *, gives_up: bool) -> None:

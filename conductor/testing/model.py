@@ -29,16 +29,20 @@ TOOL = ToolDefinition(
 CALL = ToolCall("call_1", TOOL.name, '{"on":true}')
 HISTORIES: dict[str, list[Message]] = {
     "a transcript": [UserMessage("Good morning.")],
-    "several turns": [UserMessage("Hello."), AssistantMessage("Hello!"), UserMessage("What time is it?")],
-    "a note": [UserMessage("Hello."), AssistantMessage("Hello!"), Note("The agent has finished.")],
+    "several turns": [
+        UserMessage("Hello."),
+        AssistantMessage(text="Hello!"),
+        UserMessage("What time is it?"),
+    ],
+    "a note": [UserMessage("Hello."), AssistantMessage(text="Hello!"), Note("The agent has finished.")],
     "a result": [
         UserMessage("Light, please."),
-        AssistantMessage("Yes.", (CALL,)),
+        AssistantMessage(text="Yes.", calls=(CALL,)),
         ToolResult(CALL.call_id, '{"ok":true}'),
     ],
     "a failed result": [
         UserMessage("Light, please."),
-        AssistantMessage("", (CALL,)),
+        AssistantMessage(text="", calls=(CALL,)),
         ToolResult(CALL.call_id, "The lamp is broken.", is_error=True),
     ],
     "strange text": [UserMessage("\ud800 \x00 <|im_start|> {\n🙂")],

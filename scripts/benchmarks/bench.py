@@ -267,7 +267,7 @@ def _step(token: str, number: int) -> bytes:
     arguments = '{"id":"a-77"}'
     call = ToolCall(f"call-{number}", "agent.status", arguments)
     checked = Call(call.call_id, call.name, arguments, "device", "read", started_at=1, claim=token)
-    reply = ReplyLogged(AssistantMessage("I look.", (call,)), (checked,))
+    reply = ReplyLogged(AssistantMessage(text="I look.", calls=(call,)), (checked,))
     return encode(Commit(token, 1, (reply,)))
 
 

@@ -169,7 +169,7 @@ def local(call_id: str = "c1", effect: Any = "read", **fields: Any) -> Call:
 
 def replied(*calls: Call, text: str = "", speech_text: str = "") -> r.ReplyLogged:
     tool_calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
-    return r.ReplyLogged(AssistantMessage(text, tool_calls), calls, speech_text)
+    return r.ReplyLogged(AssistantMessage(text=text, calls=tool_calls), calls, speech_text)
 
 
 def finished(call_id: str = "c1", error_type: ErrorType = "none", **fields: Any) -> r.CallFinished:

@@ -104,7 +104,7 @@ def changes_of(state: Conversation, record: r.Record) -> Changes:
 
 # -- parts of the literals
 
-GO, YES = UserMessage("go"), AssistantMessage("Yes.")
+GO, YES = UserMessage("go"), AssistantMessage(text="Yes.")
 TRANSCRIPT, REFUSED = r.TurnStarted("transcript", 9_000), r.TurnStarted("refused", 9_000)
 ENDED = r.TurnEnded("answered")
 GERMAN_VOICE, GERMAN_CARDS = Profile(lang="de"), Profile(("approval",), lang="de")
@@ -451,7 +451,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.TurnStarted("refused", 9_000, trim=1, summary=Summary("They went.")),
         {
             "turn": turn("turn_claim_1400", cause="refused"),
-            "log": [AssistantMessage("One two.")],
+            "log": [AssistantMessage(text="One two.")],
             "log_start": 1,
             "summary": Summary("They went."),
         },
@@ -592,9 +592,9 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply whose end follows its segments",
         HALF,
-        r.ReplyLogged(AssistantMessage("One. Two."), speech_text="Two."),
+        r.ReplyLogged(AssistantMessage(text="One. Two."), speech_text="Two."),
         {
-            "log+": [AssistantMessage("One. Two.")],
+            "log+": [AssistantMessage(text="One. Two.")],
             **REPLY_ENDS,
             "turn.segments": 2,
             f"speeches.{HALF_SPEECH}.position": 1,
@@ -612,15 +612,15 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply that was spoken in segments",
         HALF,
-        r.ReplyLogged(AssistantMessage("One.")),
-        {"log+": [AssistantMessage("One.")], **REPLY_ENDS, f"speeches.{HALF_SPEECH}.position": 1},
+        r.ReplyLogged(AssistantMessage(text="One.")),
+        {"log+": [AssistantMessage(text="One.")], **REPLY_ENDS, f"speeches.{HALF_SPEECH}.position": 1},
     ),
     (
         "a reply whose beginning has no words for the ear",
         UNHEARD,
-        r.ReplyLogged(AssistantMessage("- One."), speech_text="One."),
+        r.ReplyLogged(AssistantMessage(text="- One."), speech_text="One."),
         {
-            "log+": [AssistantMessage("- One.")],
+            "log+": [AssistantMessage(text="- One.")],
             **REPLY_ENDS,
             "turn.segments": 1,
             **speech("call_claim_1187", "One.", "- One.", reply_id="speech_claim_800_1", position=1),
@@ -735,7 +735,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         HALF,
         r.ReplyBroken("One.", is_lost=True),
         {
-            "log+": [AssistantMessage("One."), Note(CONTINUE)],
+            "log+": [AssistantMessage(text="One."), Note(CONTINUE)],
             **REPLY_ENDS,
             "turn.segments": 0,
             "turn.retries": 1,
@@ -884,7 +884,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an end in a reply",
         HALF,
         r.TurnEnded("interrupted", text="One. [cut]"),
-        {"turn": None, "log+": [AssistantMessage("One. [cut]")], f"speeches.{HALF_SPEECH}.position": 1},
+        {"turn": None, "log+": [AssistantMessage(text="One. [cut]")], f"speeches.{HALF_SPEECH}.position": 1},
     ),
     (
         "an apology",
@@ -892,7 +892,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.TurnEnded("failed", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
-            "log+": [AssistantMessage("Sorry.")],
+            "log+": [AssistantMessage(text="Sorry.")],
             **speech("call_claim_d87", "So sorry.", "Sorry.", reply_id="speech_claim_c00", position=1),
         },
     ),
@@ -902,7 +902,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.TurnEnded("failed", text="One.", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
-            "log+": [AssistantMessage("One. Sorry.")],
+            "log+": [AssistantMessage(text="One. Sorry.")],
             f"speeches.{HALF_SPEECH}.position": 1,
             **speech(
                 "call_claim_1187",
@@ -920,7 +920,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.TurnEnded("failed", text="One.", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
-            "log+": [AssistantMessage("One. Sorry.")],
+            "log+": [AssistantMessage(text="One. Sorry.")],
             **speech("call_claim_d87", "So sorry.", "One. Sorry.", reply_id="speech_claim_c00", position=1),
         },
     ),
@@ -1181,13 +1181,17 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a cut speech",
         SAID,
         r.SpeechCut(SAID_SPEECH, "One [cut]", "e1"),
-        {"log": [GO, AssistantMessage("One [cut]")], **without(SAID_SPEECH), "handled_ids.e1": 0},
+        {"log": [GO, AssistantMessage(text="One [cut]")], **without(SAID_SPEECH), "handled_ids.e1": 0},
     ),
     (
         "a cut speech of two",
         SAID_IN_TWO,
         r.SpeechCut("call_claim_1187", "One. [cut]"),
-        {"log": [GO, AssistantMessage("One. [cut]")], **without(HALF_SPEECH), **without("call_claim_1187")},
+        {
+            "log": [GO, AssistantMessage(text="One. [cut]")],
+            **without(HALF_SPEECH),
+            **without("call_claim_1187"),
+        },
     ),
     (
         "a cut speech of an unfinished reply",

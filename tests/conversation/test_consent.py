@@ -411,7 +411,9 @@ def test_a_prompt_that_is_cut_is_repeated_when_the_person_has_had_the_floor() ->
 
 def tap(decision: Literal["allow", "deny", "edit"] = "allow", **fields: Any) -> Decision:
     fields = {"arguments_digest": "digest c1", **fields}
-    return Decision("q1", fields.pop("arguments_digest"), decision, **fields)
+    return Decision(
+        approval_id="q1", arguments_digest=fields.pop("arguments_digest"), decision=decision, **fields
+    )
 
 
 def edit(**arguments: Any) -> Decision:

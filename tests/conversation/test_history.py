@@ -37,7 +37,7 @@ def random_history(rng: random.Random) -> list[Message]:
             numbers = range(calls, calls + (rng.randint(1, 3) if kind == "calls" else 0))
             calls += len(numbers)
             tool_calls = tuple(ToolCall(f"c{n}", "device.do", rng.choice(ARGUMENTS)) for n in numbers)
-            messages.append(AssistantMessage(text, tool_calls))
+            messages.append(AssistantMessage(text=text, calls=tool_calls))
             messages += [ToolResult(f"c{n}", rng.choice(TEXTS), rng.random() < 0.3) for n in numbers]
     return messages
 
@@ -69,7 +69,7 @@ def test_any_history_is_accepted_also_after_a_cut(seed: int) -> None:
 def test_the_checker_finds_faults() -> None:
     call = AssistantMessage(calls=(ToolCall("c1", "device.do", "{}"),))
     broken_ones: list[list[Message]] = [
-        [AssistantMessage("hi")],
+        [AssistantMessage(text="hi")],
         [UserMessage("a"), call],
         [UserMessage("a"), call, UserMessage("b"), ToolResult("c1", "x")],
         [UserMessage("a"), ToolResult("c1", "x")],
@@ -85,10 +85,18 @@ SIZES: list[tuple[str, Message, int]] = [
     ("an empty message", UserMessage(""), 4),
     ("a message", UserMessage("x" * 35), 14),
     ("a note", Note("x" * 35), 14),
-    ("a reply", AssistantMessage("x" * 35), 14),
-    ("a reply with reasoning, which no later turn sends", AssistantMessage("x" * 35, opaque="x" * 350), 14),
-    ("a reply with a call: 35 characters and 20 for its frame", AssistantMessage("x" * 19, CALLS[:1]), 19),
-    ("a reply with two calls", AssistantMessage("x" * 19, CALLS), 28),
+    ("a reply", AssistantMessage(text="x" * 35), 14),
+    (
+        "a reply with reasoning, which no later turn sends",
+        AssistantMessage(text="x" * 35, opaque="x" * 350),
+        14,
+    ),
+    (
+        "a reply with a call: 35 characters and 20 for its frame",
+        AssistantMessage(text="x" * 19, calls=CALLS[:1]),
+        19,
+    ),
+    ("a reply with two calls", AssistantMessage(text="x" * 19, calls=CALLS), 28),
     ("a result", ToolResult("c1", "x" * 35), 14),
 ]
 
@@ -100,7 +108,11 @@ def test_the_tokens_of_a_message_are_estimated(message: Message, tokens: int) ->
 
 # -- cutting
 
-SAYS, REPLIES, TOLD = UserMessage("x" * 56), AssistantMessage("x" * 56), Note("x" * 56)  # of 20 tokens each
+SAYS, REPLIES, TOLD = (
+    UserMessage("x" * 56),
+    AssistantMessage(text="x" * 56),
+    Note("x" * 56),
+)  # of 20 tokens each
 LARGE = UserMessage("x" * 410)  # of 121 tokens
 TURN: list[Message] = [SAYS, REPLIES]
 CUTS: list[tuple[str, list[Message], int, int, int]] = [
@@ -153,9 +165,9 @@ def whole_turns(rng: random.Random, *, notes: bool) -> list[Message]:
         messages.append(UserMessage("u" * rng.randint(1, 400)))
         if rng.random() < 0.5:
             tool_calls = tuple(ToolCall(f"c{turn}.{n}", "device.do", "{}") for n in range(rng.randint(1, 3)))
-            messages.append(AssistantMessage("", tool_calls))
+            messages.append(AssistantMessage(text="", calls=tool_calls))
             messages += [ToolResult(call.call_id, "r" * rng.randint(0, 900)) for call in tool_calls]
-        messages.append(AssistantMessage("a" * rng.randint(1, 400)))
+        messages.append(AssistantMessage(text="a" * rng.randint(1, 400)))
     return messages
 
 
@@ -206,7 +218,7 @@ def test_a_note_is_not_cut_from_its_message() -> None:
 
 
 def test_reasoning_counts_only_while_its_turn_runs() -> None:
-    thought = AssistantMessage("Well.", opaque="x" * 35_000)
+    thought = AssistantMessage(text="Well.", opaque="x" * 35_000)
     history: list[Message] = [UserMessage("a"), thought, UserMessage("b"), thought, UserMessage("c")]
     assert cut_point(history, 10, 1_000) == 0
     budget = HistoryBudget(8_000)
@@ -235,9 +247,9 @@ def test_a_budget_follows_the_services_count() -> None:
 def test_everything_that_a_service_counts_is_in_the_estimate() -> None:
     messages: list[Message] = [
         UserMessage("x" * 3_500),
-        AssistantMessage("", CALLS[1:], opaque="x" * 41),
+        AssistantMessage(text="", calls=CALLS[1:], opaque="x" * 41),
         ToolResult("c2", ""),
-        AssistantMessage(""),
+        AssistantMessage(text=""),
     ]
     assert size_of(messages) == 1_004 + 12 + 4 + 4
     budget = HistoryBudget(8_000)
@@ -354,7 +366,7 @@ def cut_text(size: int, limit: int) -> str:
 
 
 def calling(*arguments: str) -> AssistantMessage:
-    return AssistantMessage("", tuple(ToolCall("c", "device.do", text) for text in arguments))
+    return AssistantMessage(text="", calls=tuple(ToolCall("c", "device.do", text) for text in arguments))
 
 
 TOO_LONG = msgspec.json.encode({"arguments too long to repeat": cut_text(201, 100)}).decode()
@@ -374,11 +386,11 @@ SHORTENED: list[tuple[str, list[Message], int, list[Message]]] = [
     ),
     (
         "200 characters stay of each",
-        [UserMessage(""), AssistantMessage("Well."), *results(200, 201)[1:]],
+        [UserMessage(""), AssistantMessage(text="Well."), *results(200, 201)[1:]],
         0,
         [
             UserMessage(""),
-            AssistantMessage("Well."),
+            AssistantMessage(text="Well."),
             *results(200)[1:],
             ToolResult("c201", cut_text(201, 200)),
         ],
@@ -408,7 +420,8 @@ def test_long_results_and_arguments_of_the_running_turn_are_shortened(
 def test_the_largest_results_and_arguments_of_the_running_turn_are_shortened() -> None:
     small, large = ToolResult("c1", '{"a":1}'), ToolResult("c2", "x" * 20_000)
     call = AssistantMessage(
-        "Well.", (ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", f'{{"x":"{"y" * 30_000}"}}'))
+        text="Well.",
+        calls=(ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", f'{{"x":"{"y" * 30_000}"}}')),
     )
     before: list[Message] = [UserMessage("a"), call, small, large, UserMessage("b")]
     messages = [*before, call, small, large]

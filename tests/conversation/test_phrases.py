@@ -78,15 +78,17 @@ AGENT = "The coding agent a1 has ended with status 'done'."
 DUE = datetime(2026, 11, 28, 9, 5, tzinfo=UTC)
 REMINDER = "The user asked to be reminded on Saturday, 28 November, 09:05 of this: tea\nTell the user now."
 NOTICES = [
-    ("an agent that has ended", agent_notice(AgentCompleted("a1", "done")), AGENT),
+    ("an agent that has ended", agent_notice(AgentCompleted(agent_id="a1", status="done")), AGENT),
     (
         "an agent with a name and a summary",
-        agent_notice(AgentCompleted("a1", "done", name="Otter", summary="Fixed it.")),
+        agent_notice(AgentCompleted(agent_id="a1", status="done", name="Otter", summary="Fixed it.")),
         f"{AGENT}\nName: Otter\nSummary: Fixed it.",
     ),
     (
         "an agent with all texts",
-        agent_notice(AgentCompleted("a1", "done", name="Otter", prompt="Fix it.", summary="Fixed it.")),
+        agent_notice(
+            AgentCompleted(agent_id="a1", status="done", name="Otter", prompt="Fix it.", summary="Fixed it.")
+        ),
         f"{AGENT}\nName: Otter\nTask: Fix it.\nSummary: Fixed it.",
     ),
     ("a reminder", reminder_notice("tea", DUE, late=False), REMINDER),
@@ -124,7 +126,9 @@ def test_a_notice_is_written_for_the_model(notice: str, text: str) -> None:
 
 
 def test_each_text_about_an_agent_is_truncated_by_itself() -> None:
-    notice = agent_notice(AgentCompleted("a1", "done", prompt="p" * 10_000, summary="s" * 10_000))
+    notice = agent_notice(
+        AgentCompleted(agent_id="a1", status="done", prompt="p" * 10_000, summary="s" * 10_000)
+    )
     task, _, summary = notice.partition("\nTask: ")[2].partition("\nSummary: ")
     for text in (task, summary):
         assert len(text) <= MAX_NOTICE_BYTES and text.endswith("bytes are missing]")

@@ -425,7 +425,7 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         "an agent",
         fold(),
         {},
-        client.AgentCompleted("a-7", "FINISHED"),
+        client.AgentCompleted(agent_id="a-7", status="FINISHED"),
         [r.NoticeTaken("e1", Notice("The coding agent a-7 has ended with status 'FINISHED'.", UNTIL))],
     ),
     (

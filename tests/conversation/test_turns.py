@@ -381,7 +381,7 @@ def test_the_end_of_a_turn_keeps_what_was_heard_and_done(
 # -- the model's replies
 
 BROKEN = fold(r.ReplyBroken("One."), state=TURN)
-HELLO = AssistantMessage("Hello.")
+HELLO = AssistantMessage(text="Hello.")
 ANSWERED = r.TurnEnded("answered")
 REPLIES: list[tuple[str, Conversation, tuple[Call, ...], Facts, list[r.Record]]] = [
     ("words", TURN, (), {}, [r.ReplyLogged(HELLO, (), "Hello."), ANSWERED]),

@@ -155,7 +155,7 @@ async def test_a_turn_without_a_client_ends_before_the_stop() -> None:
         await asyncio.wait([stop], timeout=0)
         go_on.set()
         await asyncio.wait_for(stop, WAIT)
-        assert session.state.log[-1] == AssistantMessage("One, two.", provider=provider.name)
+        assert session.state.log[-1] == AssistantMessage(text="One, two.", provider=provider.name)
         assert not provider.record(0).closed_early
 
 

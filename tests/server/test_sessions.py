@@ -64,7 +64,9 @@ async def bind(registry: SessionRegistry, wire: Wire, key: SessionKey = KEY) -> 
 async def say(session: Session, wire: Wire, text: str, event_id: str = "in-1") -> None:
     event = client.TranscriptFinal(text)
     await session.clients.attach(wire, resumed=False)
-    await handle(session, Inbound(event_id, event.TYPE, KEY.session_id, 0, event), wire)
+    await handle(
+        session, Inbound(id=event_id, type=event.TYPE, session_id=KEY.session_id, size=0, event=event), wire
+    )
 
 
 async def test_simultaneous_connections_share_one_claim() -> None:

@@ -155,7 +155,12 @@ class World:
         actions: dict[str, tuple[int, Callable[[], None]]] = {
             "say": (6, self.request),
             "interrupt": (1, self.interrupt),
-            "agent": (1, lambda: self.phone.say(client.AgentCompleted(f"a-{rng.randint(0, 9)}", "FINISHED"))),
+            "agent": (
+                1,
+                lambda: self.phone.say(
+                    client.AgentCompleted(agent_id=f"a-{rng.randint(0, 9)}", status="FINISHED")
+                ),
+            ),
             "partial": (1, lambda: self.phone.say(client.TranscriptPartial("hm"))),
             "cancel": (1, lambda: self.phone.say(client.ResponseCancel())),
             "declare": (1, self.declare),
@@ -273,12 +278,12 @@ class World:
         for item in decisions:
             self.phone.say(
                 client.ApprovalResponse(
-                    item.approval_id,
-                    item.arguments_digest,
-                    item.decision,
-                    item.scope,
-                    item.edited_arguments,
-                    item.message,
+                    approval_id=item.approval_id,
+                    arguments_digest=item.arguments_digest,
+                    decision=item.decision,
+                    scope=item.scope,
+                    edited_arguments=item.edited_arguments,
+                    message=item.message,
                 )
             )
 
@@ -289,17 +294,26 @@ class World:
         self.book.tally[f"decision {how}"] += 1
         if how == "edit":
             edited = rng.choice(({"x": 4}, {"x": 5}, {}, {"x": "many"}))
-            return client.Decision(card.approval_id, digest, "edit", edited_arguments=edited)
+            return client.Decision(
+                approval_id=card.approval_id,
+                arguments_digest=digest,
+                decision="edit",
+                edited_arguments=edited,
+            )
         scope: Any = rng.choices(("once", "session", "always"), (6, 1, 1))[0] if how == "allow" else "once"
         message = rng.choice((None, "as I said"))
-        return client.Decision(card.approval_id, digest, how, scope, message=message)
+        return client.Decision(
+            approval_id=card.approval_id, arguments_digest=digest, decision=how, scope=scope, message=message
+        )
 
     def tap_again(self) -> None:
         """Decide an old question again, and one that does not exist."""
         cards = list(self.book.cards.values())
         if cards and "approval" in self.wire.capabilities:
             self.tap([self.rng.choice(cards[-3:])])
-            stranger = client.ApprovalResponse("appr-nobody", "0" * 64, "allow")
+            stranger = client.ApprovalResponse(
+                approval_id="appr-nobody", arguments_digest="0" * 64, decision="allow"
+            )
             self.phone.say(stranger)
 
     def speak(self) -> None:
@@ -394,7 +408,11 @@ class World:
         self.wire.slow = False
         self.wire.flush()
         for card in self.book.cards.values():
-            self.phone.say(client.ApprovalResponse(card.approval_id, card.digest, "allow"))
+            self.phone.say(
+                client.ApprovalResponse(
+                    approval_id=card.approval_id, arguments_digest=card.digest, decision="allow"
+                )
+            )
         await self.wire.drained()
         for approval_id in self.book.cards:
             if self.wire.answers[approval_id] not in (1, 2):  # the replayed end of a card, and the answer

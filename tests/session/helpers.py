@@ -397,7 +397,9 @@ _ids = count(1)
 
 def inbound(event: client.ClientEvent | None, event_id: str | None = None) -> Inbound:
     name = "unknown" if event is None else event.TYPE
-    return Inbound(event_id or f"app-{next(_ids)}", name, KEY.session_id, 0, event)
+    return Inbound(
+        id=event_id or f"app-{next(_ids)}", type=name, session_id=KEY.session_id, size=0, event=event
+    )
 
 
 class Line(Pipe):

@@ -96,7 +96,9 @@ class Scene:
 
     def decide(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
         digest = fields.pop("digest", card["argumentsDigest"])
-        event = client.ApprovalResponse(card["approvalId"], digest, decision, **fields)
+        event = client.ApprovalResponse(
+            approval_id=card["approvalId"], arguments_digest=digest, decision=decision, **fields
+        )
         self.app.line.say(event)
 
     async def tap(self, card: dict[str, Any], decision: Any, **fields: Any) -> None:
@@ -229,7 +231,12 @@ async def test_of_several_decisions_about_one_question_in_a_frame_the_first_coun
     async with scene(TWO, capabilities=ALL) as on:
         cards = [await on.card(number) for number in (1, 2)]
         edits = [
-            client.Decision(card["approvalId"], card["argumentsDigest"], "edit", edited_arguments={"x": x})
+            client.Decision(
+                approval_id=card["approvalId"],
+                arguments_digest=card["argumentsDigest"],
+                decision="edit",
+                edited_arguments={"x": x},
+            )
             for card in cards
             for x in ("many", 2, 3)
         ]

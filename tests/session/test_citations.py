@@ -44,7 +44,7 @@ def results(*numbers: int) -> Message:
     ],
 )
 def test_invented_citations_are_dropped(text: str, expected: str) -> None:
-    assert without_invented(text, [results(1), AssistantMessage("x"), results(1, 2)]) == expected
+    assert without_invented(text, [results(1), AssistantMessage(text="x"), results(1, 2)]) == expected
 
 
 def test_a_search_without_results_leaves_no_citation() -> None:
@@ -65,5 +65,5 @@ async def test_the_final_reply_and_its_speech_have_only_returned_citations() -> 
     await stage.quiet()
     final_text = "Herons fish [1], ducks fly. See."
     assert stage.app.finals() == [final_text]
-    assert stage.session.state.log[-1] == AssistantMessage(final_text, provider="scripted")
+    assert stage.session.state.log[-1] == AssistantMessage(text=final_text, provider="scripted")
     assert "[7]" not in stage.app.speeches()[-1]

@@ -18,7 +18,9 @@ COMMITS = (
     r.Commit("node:1", AT, (r.Claimed("node:1"), r.InputQueued("in-1", "hello"))),
     r.Commit("node:1", AT + 1, (r.TurnStarted("transcript", 30_000, "in-1", "hello"),)),
     r.Commit(
-        "node:1", AT + 2, (r.ReplyLogged(AssistantMessage("Hi."), speech_text="Hi."), r.TurnEnded("answered"))
+        "node:1",
+        AT + 2,
+        (r.ReplyLogged(AssistantMessage(text="Hi."), speech_text="Hi."), r.TurnEnded("answered")),
     ),
     r.Commit("node:1", AT + 3),
     r.Commit("node:2", AT + 4, (r.Claimed("node:2"), r.FieldSet("a", "b"))),

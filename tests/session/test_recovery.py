@@ -253,7 +253,11 @@ async def test_a_tool_redefined_before_the_takeover_does_not_run() -> None:
     die(session, app)
     services = replace(services, catalog=[tool("device.move", risk="medium", timeout_s=1.0)])
     session = await join(services, app)
-    app.line.say(client.ApprovalResponse(request["approvalId"], request["argumentsDigest"], "allow"))
+    app.line.say(
+        client.ApprovalResponse(
+            approval_id=request["approvalId"], arguments_digest=request["argumentsDigest"], decision="allow"
+        )
+    )
     await at_rest(session)
     assert app.finals() == ["Not moved."]
     assert "device.move" not in app.shapes()

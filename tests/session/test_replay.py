@@ -105,7 +105,9 @@ async def test_the_idle_of_a_resume_precedes_notices() -> None:
     stage.app.line.say(client.TranscriptPartial("he"))
     await later(10)
     stage.app.line.cut()
-    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), stage.app.line)
+    await handle(
+        stage.session, inbound(client.AgentCompleted(agent_id="a-1", status="FINISHED")), stage.app.line
+    )
     since = len(stage.app.log)
     await stage.app.connect(stage.session)
     await stage.quiet()

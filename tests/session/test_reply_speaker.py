@@ -195,9 +195,9 @@ async def test_a_broken_reply_continues_after_its_spoken_part() -> None:
     assert stage.app.speeches() == ["Owls hunt at night.", "They hear well."]
     assert stage.app.finals() == ["Owls hunt at night.", "They hear well."]
     assert stage.session.state.log[1:] == [
-        AssistantMessage("Owls hunt at night."),
+        AssistantMessage(text="Owls hunt at night."),
         Note(CONTINUE),
-        AssistantMessage("They hear well.", provider="scripted"),
+        AssistantMessage(text="They hear well.", provider="scripted"),
     ]
 
 

@@ -168,7 +168,10 @@ def test_only_a_call_that_was_sent_can_be_cancelled_or_accepted() -> None:
 
 def test_a_tap_after_the_expiry_allows_nothing() -> None:
     state = asking(question(), profile=CARDS)
-    reply = tapped(view(state, now=NOW + 601_000), client.Decision("q1", "digest c1", "allow"))
+    reply = tapped(
+        view(state, now=NOW + 601_000),
+        client.Decision(approval_id="q1", arguments_digest="digest c1", decision="allow"),
+    )
     assert isinstance(reply, list)
     outcomes = [record.outcome for record in reply if isinstance(record, r.QuestionDecided)]
     assert outcomes == ["expired"]

@@ -271,7 +271,7 @@ async def test_a_plain_turn_has_the_shape_of_the_protocol(seed: int | None) -> N
     assert stage.app.shapes(since) == PLAIN_TURN
     assert stage.session.state.log == [
         UserMessage("hi"),
-        AssistantMessage("Hello there.", provider="scripted"),
+        AssistantMessage(text="Hello there.", provider="scripted"),
     ]
     check_rest(stage)
     since = len(stage.app.log)

@@ -485,7 +485,7 @@ async def test_news_waits_for_a_listener() -> None:
     line = stage.app.line
     await stage.quiet()
     line.cut()
-    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await handle(stage.session, inbound(client.AgentCompleted(agent_id="a-1", status="FINISHED")), line)
     await later(100)
     assert stage.provider.requests == []
     await stage.app.connect(stage.session)
@@ -511,7 +511,7 @@ async def test_news_that_is_too_old_to_be_told_by_itself_goes_with_the_next_turn
     line = stage.app.line
     await stage.quiet()
     line.cut()
-    await handle(stage.session, inbound(client.AgentCompleted("a-1", "FINISHED")), line)
+    await handle(stage.session, inbound(client.AgentCompleted(agent_id="a-1", status="FINISHED")), line)
     await later(700)
     await stage.app.connect(stage.session)
     await stage.quiet()

@@ -68,7 +68,7 @@ async def test_the_cache_is_warmed_once_in_its_lifetime() -> None:
     speaks(stage)
     speaks(stage)
     await steps(5)
-    messages = [UserMessage("Hello"), AssistantMessage("Yes.", provider="scripted")]
+    messages = [UserMessage("Hello"), AssistantMessage(text="Yes.", provider="scripted")]
     assert list(service.warmed[1].messages)[:2] == messages and len(service.warmed) == 2
     await stage.ask("And now?")
     assert (service.requests[2].system, service.requests[2].tools) == (start.system, start.tools)

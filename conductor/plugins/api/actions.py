@@ -66,7 +66,13 @@ async def add_context(call: ApiCall) -> Accepted:
 async def decide(call: ApiCall) -> ApprovalOutcome:
     """Decide about a question that waits, as the person's card would."""
     body, question_id = call.body, call.path["approval"]
-    decision = Decision(question_id, body.arguments_digest, body.decision, body.scope, message=body.message)
+    decision = Decision(
+        approval_id=question_id,
+        arguments_digest=body.arguments_digest,
+        decision=body.decision,
+        scope=body.scope,
+        message=body.message,
+    )
 
     async def work(session: Session) -> ApprovalOutcome:
         channel = f"api:{call.key.name}"

@@ -77,7 +77,9 @@ def test_the_servers_delay_counts_up_to_the_maximum() -> None:
     policy = Reconnect(first_s=1, most_s=15, jitter=0)
 
     def after(retry_after_ms: int) -> float:
-        refused = StartRefused(ErrorEvent("rate_limited", "Later.", retry_after_ms=retry_after_ms))
+        refused = StartRefused(
+            ErrorEvent(code="rate_limited", message="Later.", retry_after_ms=retry_after_ms)
+        )
         return policy.delay_s(1, refused)
 
     assert [after(500), after(9_000), after(10**9)] == [1, 9, 15]
@@ -99,8 +101,8 @@ def test_invalid_policies_are_refused(values: dict[str, Any]) -> None:
         (CannotConnect("no", status=403), True),
         (CannotConnect("no", status=503), False),
         (CannotConnect("no"), False),
-        (StartRefused(ErrorEvent("unauthorized", "No.")), True),
-        (StartRefused(ErrorEvent("store_unavailable", "Later.")), False),
+        (StartRefused(ErrorEvent(code="unauthorized", message="No.")), True),
+        (StartRefused(ErrorEvent(code="store_unavailable", message="Later.")), False),
         (ConnectionLost("taken", close_code=4409), True),
         (ConnectionLost("restart", close_code=1012), False),
         (WaitTimeout("slow"), False),

@@ -40,7 +40,17 @@ class Wire:
 IDLE = set_state("c", "idle")
 THINKING = set_state("c", "thinking")
 QUESTION = ApprovalRequest(
-    "appr_1", "batch_1", "call_1", "notes.delete", {}, "digest", "medium", [], "May I?", ["once"], ""
+    approval_id="appr_1",
+    batch_id="batch_1",
+    call_id="call_1",
+    name="notes.delete",
+    arguments={},
+    arguments_digest="digest",
+    risk="medium",
+    reasons=[],
+    prompt="May I?",
+    scopes=["once"],
+    expires_at="",
 )
 
 
@@ -56,7 +66,7 @@ async def test_the_idle_of_an_earlier_turn_does_not_end_a_new_one() -> None:
 async def test_a_refused_transcript_ends_with_the_idle_after_its_error() -> None:
     wire = Wire()
     turn = wire.say("")
-    wire.hear(ErrorEvent("invalid_transcript", "Empty.", event_id=turn.event_id))
+    wire.hear(ErrorEvent(code="invalid_transcript", message="Empty.", event_id=turn.event_id))
     assert not turn.is_done
     wire.hear(IDLE)
     result = await turn
@@ -67,10 +77,12 @@ async def test_a_refused_transcript_ends_with_the_idle_after_its_error() -> None
 async def test_an_error_without_an_event_belongs_to_the_running_or_the_oldest_turn() -> None:
     wire = Wire()
     first = wire.say("one")
-    wire.hear(ErrorEvent("rate_limited", "Slow down."), IDLE)
+    wire.hear(ErrorEvent(code="rate_limited", message="Slow down."), IDLE)
     assert [error.code for error in (await first).errors] == ["rate_limited"]
     second, third = wire.say("two"), wire.say("three")
-    wire.hear(append_message("c", "user", "two"), ErrorEvent("model_provider_failed", "Down."), IDLE)
+    wire.hear(
+        append_message("c", "user", "two"), ErrorEvent(code="model_provider_failed", message="Down."), IDLE
+    )
     assert [error.code for error in (await second).errors] == ["model_provider_failed"]
     assert not third.is_done
 
@@ -78,7 +90,7 @@ async def test_an_error_without_an_event_belongs_to_the_running_or_the_oldest_tu
 async def test_an_error_about_another_event_does_not_refuse_a_transcript() -> None:
     wire = Wire()
     turn = wire.say("one")
-    wire.hear(ErrorEvent("invalid_event", "Odd.", event_id="some other"), IDLE)
+    wire.hear(ErrorEvent(code="invalid_event", message="Odd.", event_id="some other"), IDLE)
     assert not turn.is_done
 
 
@@ -87,7 +99,11 @@ async def test_a_refused_transcript_does_not_take_the_running_turns_events() -> 
     running = wire.say("one")
     wire.hear(append_message("c", "user", "one"))
     refused = wire.say("two")
-    wire.hear(ErrorEvent("rate_limited", "Slow down.", event_id=refused.event_id), SpeechFinal("One."), IDLE)
+    wire.hear(
+        ErrorEvent(code="rate_limited", message="Slow down.", event_id=refused.event_id),
+        SpeechFinal("One."),
+        IDLE,
+    )
     assert (await running).finals == ["One."]
     assert (await running).ok
     assert (await refused).finals == []
@@ -142,7 +158,9 @@ async def test_a_turn_continues_after_the_idle_for_an_answer() -> None:
     assert (await turn).finals == ["Let me see.", "Gone."]
 
 
-@pytest.mark.parametrize("last", [SpeechFinal("Gone."), ErrorEvent("model_provider_failed", "Down.")])
+@pytest.mark.parametrize(
+    "last", [SpeechFinal("Gone."), ErrorEvent(code="model_provider_failed", message="Down.")]
+)
 async def test_a_turn_may_end_before_its_request_is_resolved(last: ServerEvent) -> None:
     wire = Wire()
     turn = wire.say("delete it")
@@ -191,7 +209,7 @@ async def test_a_refused_transcript_of_a_named_turn_ends_with_the_idle() -> None
     wire = Wire()
     wire.turns.are_named = True
     turn = wire.say("")
-    wire.hear(ErrorEvent("invalid_transcript", "Empty.", event_id=turn.event_id), IDLE)
+    wire.hear(ErrorEvent(code="invalid_transcript", message="Empty.", event_id=turn.event_id), IDLE)
     assert not (await turn).ok
 
 

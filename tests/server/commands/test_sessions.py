@@ -86,7 +86,7 @@ async def talk(store: SessionLog, subject: str, session_id: str, transcript: str
         r.InputQueued("in-1", transcript),
         r.TurnStarted("transcript", 30_000, "in-1", transcript),
         r.ReplyLogged(
-            AssistantMessage("", (ToolCall("c-1", "agent.status", arguments),)),
+            AssistantMessage(text="", calls=(ToolCall("c-1", "agent.status", arguments),)),
             (Call("c-1", "agent.status", arguments, source="device"),),
         ),
     )

@@ -83,7 +83,7 @@ async def test_a_request_refused_for_its_thinking_is_sent_again_without_it(
     assert isinstance(call, ToolCall) and isinstance(finished, Finished)
     service.replies += [HttpFailure(400, "invalid_request_error", BOUND_ELSEWHERE)] * refusals
     service.replies.append(Reply(text="Done."))
-    reply = AssistantMessage("", (call,), finished.opaque, provider.name)
+    reply = AssistantMessage(text="", calls=(call,), opaque=finished.opaque, provider=provider.name)
     second = ask(UserMessage("Hello."), reply, ToolResult("t7", "ok"))
     if refusals == 1:
         assert TextDelta("Done.") in await collect(provider, second)

@@ -76,7 +76,7 @@ def test_a_plain_request() -> None:
 def test_calls_and_results_go_back_with_their_tools() -> None:
     history = [
         UserMessage("Go."),
-        AssistantMessage("Now.", (ToolCall("c1", "agent.spawn", '{"task":"x"}'),)),
+        AssistantMessage(text="Now.", calls=(ToolCall("c1", "agent.spawn", '{"task":"x"}'),)),
         ToolResult("c1", "No.", is_error=True),
     ]
     body = body_of(ask(*history, tools=(SPAWN,), stop=("END",)), NOVA)
@@ -108,7 +108,7 @@ def test_models_with_a_prompt_cache_get_its_marks() -> None:
 def test_models_that_want_words_apart_from_calls_get_them_so() -> None:
     history = [
         UserMessage("Go."),
-        AssistantMessage("Now.", (ToolCall("c1", "agent.spawn", "{}"),)),
+        AssistantMessage(text="Now.", calls=(ToolCall("c1", "agent.spawn", "{}"),)),
         ToolResult("c1", "No.", is_error=True),
         UserMessage("And?"),
     ]
@@ -153,11 +153,11 @@ def test_signed_reasoning_goes_back_and_is_not_spoken() -> None:
     events = decoded(stream_of(Reply(text="Yes.", thinking="Let me think.")), prefix=_prefix)
     last = events[-1]
     assert joined(events)[0] == TextDelta("Yes.") and isinstance(last, Finished) and last.opaque
-    reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
+    reply = AssistantMessage(text="Yes.", opaque=last.opaque, provider="bedrock")
     reasoning = {"reasoningContent": {"reasoningText": {"text": "Let me think.", "signature": "cjE="}}}
     assert _sent_back(reply, CLAUDE) == [reasoning, {"text": "Yes."}]
     assert _sent_back(reply, LLAMA) == [{"text": "Yes."}], "it is bound to another model"
-    foreign = AssistantMessage("Yes.", opaque=last.opaque, provider="anthropic")
+    foreign = AssistantMessage(text="Yes.", opaque=last.opaque, provider="anthropic")
     assert _sent_back(foreign, CLAUDE) == [{"text": "Yes."}]
 
 
@@ -167,7 +167,7 @@ def test_redacted_reasoning_goes_back_as_it_came() -> None:
     stream = frame("contentBlockDelta", thought) + frame("contentBlockDelta", words) + END
     *_, last = decoded(stream, prefix=_prefix)
     assert isinstance(last, Finished)
-    reply = AssistantMessage("Yes.", opaque=last.opaque, provider="bedrock")
+    reply = AssistantMessage(text="Yes.", opaque=last.opaque, provider="bedrock")
     assert _sent_back(reply, CLAUDE)[0] == {"reasoningContent": {"redactedContent": "c2VjcmV0"}}
 
 

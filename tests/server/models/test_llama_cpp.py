@@ -103,7 +103,11 @@ async def converse(provider: ModelProvider) -> None:
     assert isinstance(call, ToolCall) and isinstance(last, Finished)
     assert call.name == "get.weather" and last.stop == "tool_use" and not text_of(events)
     assert json.loads(call.arguments)["city"] in ("Oslo", "Paris")
-    history: list[Message] = [*HELLO, AssistantMessage("", (call,)), ToolResult(call.call_id, "4 degrees")]
+    history: list[Message] = [
+        *HELLO,
+        AssistantMessage(text="", calls=(call,)),
+        ToolResult(call.call_id, "4 degrees"),
+    ]
     events = await reply(provider, ask(history, (WEATHER,)))
     assert text_of(events) and not any(isinstance(event, ToolCall) for event in events)
 

@@ -98,7 +98,10 @@ async def test_a_conversation_of_twenty_turns_is_never_refused(
         while not isinstance(history[-1], AssistantMessage):
             events = await collect(provider, ask(*history, tools=TOOLS))
             reply = AssistantMessage(
-                text_of(events), calls_of(events), finished_of(events).opaque, provider.name
+                text=text_of(events),
+                calls=calls_of(events),
+                opaque=finished_of(events).opaque,
+                provider=provider.name,
             )
             history += [reply, *(ToolResult(call.call_id, '{"success":true}') for call in reply.calls)]
     assert service.received == service.completed == 40

@@ -179,7 +179,9 @@ def started(text: str = "Light.", turn_id: str = "turn-1") -> r.TurnStarted:
 
 
 def reply(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
-    return r.ReplyLogged(AssistantMessage(""), (Call("c-1", tool, '{"room":"hall"}', "device", **fields),))
+    return r.ReplyLogged(
+        AssistantMessage(text=""), (Call("c-1", tool, '{"room":"hall"}', "device", **fields),)
+    )
 
 
 def finished(content: str = '{"data":"ok"}', **fields: Any) -> r.CallFinished:
@@ -216,7 +218,7 @@ def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
     rehearsal = document(
         r.ProfileDeclared(LAMP),
         started(),
-        r.ReplyLogged(AssistantMessage("Yes."), speech_text="Yes."),
+        r.ReplyLogged(AssistantMessage(text="Yes."), speech_text="Yes."),
         r.TurnEnded("answered"),
         news,
         reply(),
@@ -228,15 +230,17 @@ def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
 
 def test_a_failed_turn_expects_no_speech() -> None:
     failed = r.TurnEnded("failed", error="model_provider_failed", apology="Sorry.", speech_text="Sorry.")
-    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), speech_text="Let"), failed)["steps"]
+    (step,) = document(started(), r.ReplyLogged(AssistantMessage(text="Let"), speech_text="Let"), failed)[
+        "steps"
+    ]
     assert step == {"say": "Light."}
 
 
 def test_an_interruption_counts_all_speeches_of_the_step() -> None:
     (step,) = document(
         started(),
-        r.ReplyLogged(AssistantMessage("Let me look."), speech_text="Let me look."),
-        r.ReplyLogged(AssistantMessage("It is on."), speech_text="It is on."),
+        r.ReplyLogged(AssistantMessage(text="Let me look."), speech_text="Let me look."),
+        r.ReplyLogged(AssistantMessage(text="It is on."), speech_text="It is on."),
         r.SpeechCut("speech-2", "It is [The user interrupted here and did not hear the rest.]", "in-2"),
     )["steps"]
     assert step["interrupt"] == {"after_characters": len("Let me look.It is ")}
@@ -244,14 +248,14 @@ def test_an_interruption_counts_all_speeches_of_the_step() -> None:
 
 def test_an_interruption_between_speeches_does_not_count() -> None:
     end = r.TurnEnded("interrupted", "in-2")
-    (step,) = document(started(), r.ReplyLogged(AssistantMessage("Let"), speech_text="Let me look."), end)[
-        "steps"
-    ]
+    (step,) = document(
+        started(), r.ReplyLogged(AssistantMessage(text="Let"), speech_text="Let me look."), end
+    )["steps"]
     assert step == {"say": "Light."}
 
 
 def test_a_snapshot_is_where_it_begins() -> None:
-    state = Conversation(log=[UserMessage("Before."), AssistantMessage("Yes.")])
+    state = Conversation(log=[UserMessage("Before."), AssistantMessage(text="Yes.")])
     session = recording(finished(), started(), state=state)
     assert session.missing == 2 and [step.say for step in session.steps] == ["Light."]
 

@@ -191,7 +191,17 @@ def test_an_app_that_follows_the_reference_gets_the_servers_digest(
 ) -> None:
     digest = arguments_digest(name, arguments)
     request = ApprovalRequest(
-        *("appr_1", "batch_1", "call_1", name, arguments, digest, "high", (), "?", ("once",), "")
+        approval_id="appr_1",
+        batch_id="batch_1",
+        call_id="call_1",
+        name=name,
+        arguments=arguments,
+        arguments_digest=digest,
+        risk="high",
+        reasons=(),
+        prompt="?",
+        scopes=("once",),
+        expires_at="",
     )
     read = json.loads(encode_event("e-1", "s-1", request))
     try:

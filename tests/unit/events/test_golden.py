@@ -45,18 +45,37 @@ STAMP = "2026-03-01T12:00:00.000Z"
 TEXT = 'He said "hi" / \\ \n\t ünïcode 日本 🎉 \u2028\u0007'
 
 EVENTS: dict[str, Payload] = {
-    "session.started": SessionStarted("s-1", False),
-    "session.started.resumed": SessionStarted("s-1", True),
+    "session.started": SessionStarted(session_id="s-1", resumed=False),
+    "session.started.resumed": SessionStarted(session_id="s-1", resumed=True),
     "session.started.tools": SessionStarted(
-        "s-1", False, ["tools"], ["add_task"], [RejectedTool("calculator", "the name is taken")]
+        session_id="s-1",
+        resumed=False,
+        capabilities=["tools"],
+        accepted_tools=["add_task"],
+        rejected_tools=[RejectedTool("calculator", "the name is taken")],
     ),
-    "session.started.nothing-accepted": SessionStarted("s-1", False, [], [], []),
-    "session.started.new": SessionStarted("s-1", False, ["resume"], reason="new"),
+    "session.started.nothing-accepted": SessionStarted(
+        session_id="s-1", resumed=False, capabilities=[], accepted_tools=[], rejected_tools=[]
+    ),
+    "session.started.new": SessionStarted(
+        session_id="s-1", resumed=False, capabilities=["resume"], reason="new"
+    ),
     "session.started.not-kept": SessionStarted(
-        "s-1", False, ["resume"], reason="not_kept", resend=[], drop=["call_1", "call_2"]
+        session_id="s-1",
+        resumed=False,
+        capabilities=["resume"],
+        reason="not_kept",
+        resend=[],
+        drop=["call_1", "call_2"],
     ),
     "session.started.resume": SessionStarted(
-        "s-1", True, ["resume", "tools"], ["add_task"], [], resend=["call_1"], drop=[]
+        session_id="s-1",
+        resumed=True,
+        capabilities=["resume", "tools"],
+        accepted_tools=["add_task"],
+        rejected_tools=[],
+        resend=["call_1"],
+        drop=[],
     ),
     "event.ack": EventAck(["cevt_3", "ios-42"]),
     "assistant.speech.partial": SpeechPartial(TEXT),
@@ -70,27 +89,52 @@ EVENTS: dict[str, Payload] = {
     "tool.call.speak": speak("call_1", TEXT),
     "tool.call.speak.segment": speak("call_1", "Hello.", Segment("speech_1", 0, last=False)),
     "tool.call.append-segments": append_message("call_1", "assistant", "Hello.", "speech_1"),
-    "error": ErrorEvent("internal_error", "The server made a mistake."),
-    "error.all": ErrorEvent("rate_limited", "Too many.", "e-1", "call_1", 1500),
+    "error": ErrorEvent(code="internal_error", message="The server made a mistake."),
+    "error.all": ErrorEvent(
+        code="rate_limited", message="Too many.", event_id="e-1", call_id="call_1", retry_after_ms=1500
+    ),
     "tools.changed": ToolsChanged(["add_task"], [RejectedTool("x y", "not a name")]),
     "tools.listed": ToolsListed(
-        [
+        tools=[
             ListedTool(
-                "calculator", "Calculator", "builtin", "safe", "allow", "It is safe.", {"type": "object"}
+                name="calculator",
+                title="Calculator",
+                source="builtin",
+                risk="safe",
+                decision="allow",
+                reason="It is safe.",
+                input_schema={"type": "object"},
             ),
-            ListedTool("lamp.switch", "lamp.switch", "device", "medium", "ask", "It changes something.", {}),
+            ListedTool(
+                name="lamp.switch",
+                title="lamp.switch",
+                source="device",
+                risk="medium",
+                decision="ask",
+                reason="It changes something.",
+                input_schema={},
+            ),
         ],
-        "home",
-        "voice",
-        "You talk with a person.",
-        ["home", "cloud"],
+        model="home",
+        prompt_name="voice",
+        prompt="You talk with a person.",
+        models=["home", "cloud"],
     ),
     "tool.cancel": ToolCancel("call_1", "barge_in"),
     "tool.late.context": ToolLate("call_1", "context"),
     "tool.late.turn": ToolLate("call_1", "turn"),
-    "tool.activity.started": ToolActivity("call_1", "files.read", "mcp:files", "started", display="reading"),
+    "tool.activity.started": ToolActivity(
+        call_id="call_1", name="files.read", source="mcp:files", status="started", display="reading"
+    ),
     "tool.activity.finished": ToolActivity(
-        "call_1", "calculator", "builtin", "finished", "none", 2, 21, "calculator: done, 21 bytes, 2 ms"
+        call_id="call_1",
+        name="calculator",
+        source="builtin",
+        status="finished",
+        error_type="none",
+        execution_time_ms=2,
+        data_size_bytes=21,
+        display="calculator: done, 21 bytes, 2 ms",
     ),
     "approval.request": ApprovalRequest(
         approval_id="appr_1",
@@ -106,14 +150,32 @@ EVENTS: dict[str, Payload] = {
         expires_at="2026-03-01T12:10:00.000Z",
     ),
     "approval.request.bare": ApprovalRequest(
-        "appr_1", "batch_1", "call_1", "notes.list", {}, "0" * 64, "medium", [], "", ["once"], STAMP
+        approval_id="appr_1",
+        batch_id="batch_1",
+        call_id="call_1",
+        name="notes.list",
+        arguments={},
+        arguments_digest="0" * 64,
+        risk="medium",
+        reasons=[],
+        prompt="",
+        scopes=["once"],
+        expires_at=STAMP,
     ),
     "approval.resolved": ApprovalResolved("appr_1", "allowed"),
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
     "turn.ended": TurnEnded("turn_1", "ios-42", "answered"),
-    "turn.metrics": TurnMetrics("turn_1", 48, 812, 34, interrupted=False, first_token_ms=310, cost=0.0003),
+    "turn.metrics": TurnMetrics(
+        turn_id="turn_1",
+        tool_ms=48,
+        input_tokens=812,
+        output_tokens=34,
+        interrupted=False,
+        first_token_ms=310,
+        cost=0.0003,
+    ),
     "session.goaway": SessionGoaway(25_000, "service restart"),
     "session.ping": SessionPing(),
 }

@@ -52,7 +52,12 @@ def test_neighbours_of_one_role_become_one_message() -> None:
     messages = rendered(ask(UserMessage("One."), Note("An agent is done."), UserMessage("Two.")))["messages"]
     assert len(messages) == 1
     assert plain(messages[0]) == [text("One."), text("[An agent is done.]"), text("Two.")]
-    history = (UserMessage("Hello."), AssistantMessage("One."), AssistantMessage("Two."), UserMessage("Yes."))
+    history = (
+        UserMessage("Hello."),
+        AssistantMessage(text="One."),
+        AssistantMessage(text="Two."),
+        UserMessage("Yes."),
+    )
     messages = rendered(ask(*history))["messages"]
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert plain(messages[1]) == [text("One."), text("Two.")]
@@ -61,7 +66,7 @@ def test_neighbours_of_one_role_become_one_message() -> None:
 def test_all_results_of_a_reply_come_first_in_the_next_message() -> None:
     request = ask(
         UserMessage("Two agents."),
-        AssistantMessage("Yes.", (call("t1"), call("t2"))),
+        AssistantMessage(text="Yes.", calls=(call("t1"), call("t2"))),
         ToolResult("t1", "one"),
         Note("An agent is done."),
         ToolResult("t2", "two", is_error=True),
@@ -131,9 +136,9 @@ def test_schemas_are_made_such_as_the_service_accepts() -> None:
 def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages() -> None:
     history = (
         UserMessage("One."),
-        AssistantMessage("a"),
+        AssistantMessage(text="a"),
         UserMessage("Two."),
-        AssistantMessage("b"),
+        AssistantMessage(text="b"),
         UserMessage("Three."),
     )
     body = rendered(ask(*history, tools=(SPAWN, STATUS)))
@@ -146,7 +151,7 @@ def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages(
 def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> None:
     history: list[Message] = []
     for number in range(5):
-        history += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage("Yes.")]
+        history += [UserMessage(f"{number} {'word ' * 200}"), AssistantMessage(text="Yes.")]
     history.append(UserMessage("Now work."))
     cache = PromptCache()
     before = sum(cache.count(rendered(ask(*history)), 0.0).values())
@@ -156,7 +161,7 @@ def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> Non
         thinking = {"type": "thinking", "thinking": "Hm.", "signature": signature_of("Hm.")}
         body["messages"][11]["content"].insert(0, thinking)
         cache.count(body, 0.0)
-    history += [AssistantMessage("Done."), UserMessage("And now?")]
+    history += [AssistantMessage(text="Done."), UserMessage("And now?")]
     assert cache.count(rendered(ask(*history)), 0.0)["cache_read_input_tokens"] == before > 1000
 
 
@@ -194,7 +199,9 @@ def interleaved(prefix: str | None = None) -> AssistantMessage:
         CallSlot("own"),
     ]
     own = prefix_of(BEFORE, names_of(BEFORE), Claude("test-model"))
-    return AssistantMessage("Yes.", (call(),), opaque_of(blocks, lambda: prefix or own), "anthropic")
+    return AssistantMessage(
+        text="Yes.", calls=(call(),), opaque=opaque_of(blocks, lambda: prefix or own), provider="anthropic"
+    )
 
 
 def test_the_blocks_of_the_running_turn_go_back_in_order() -> None:
@@ -214,7 +221,7 @@ def test_the_blocks_of_the_running_turn_go_back_in_order() -> None:
         (msgspec.structs.replace(interleaved(), opaque='[{"type":"text","text":"smuggled"}]'), ()),
         (msgspec.structs.replace(interleaved(), text="Ye"), ()),
         (interleaved("another prefix"), ()),
-        (interleaved(), (AssistantMessage("Done."), UserMessage("And now?"))),
+        (interleaved(), (AssistantMessage(text="Done."), UserMessage("And now?"))),
     ],
     ids=["another provider", "no JSON", "no blocks", "cut words", "another prefix", "a finished turn"],
 )
@@ -226,7 +233,7 @@ def test_thinking_of_anything_else_is_left_out(reply: AssistantMessage, more: tu
 def test_a_paused_reply_goes_back_without_the_blank_at_its_end() -> None:
     own = prefix_of(BEFORE, names_of(BEFORE), Claude("test-model"))
     opaque = opaque_of([Reasoning(THOUGHT[0]), Words("Wait. ")], lambda: own)
-    request = ask(UserMessage("Go."), AssistantMessage("Wait.", opaque=opaque, provider="anthropic"))
+    request = ask(UserMessage("Go."), AssistantMessage(text="Wait.", opaque=opaque, provider="anthropic"))
     body = msgspec.json.decode(encode(body_of(request, names_of(request), Claude("test-model"), 9)))
     assert [block.get("text") for block in body["messages"][1]["content"]] == [None, "Wait."]
 
@@ -250,7 +257,12 @@ def random_history(random: Random) -> list[Message]:
             )
             opaque = random.choice([None, msgspec.json.encode(THOUGHT).decode()])
             history.append(
-                AssistantMessage(random.choice(texts), calls, opaque, random.choice(["anthropic", "other"]))
+                AssistantMessage(
+                    text=random.choice(texts),
+                    calls=calls,
+                    opaque=opaque,
+                    provider=random.choice(["anthropic", "other"]),
+                )
             )
             history += [
                 ToolResult(call.call_id, random.choice(texts), random.random() < 0.2) for call in calls
@@ -306,7 +318,11 @@ def two_thoughts(prefix: str | None) -> list[Message]:
     history: list[Message] = [UserMessage("Go."), interleaved(prefix), ToolResult("t1", "ok")]
     own = prefix_of(ask(*history), names_of(ask(*history)), Claude("test-model"))
     opaque = opaque_of([Reasoning(THOUGHT[0]), CallSlot("own2")], partial(str, own))
-    return [*history, AssistantMessage("", (call("t2"),), opaque, "anthropic"), ToolResult("t2", "ok")]
+    return [
+        *history,
+        AssistantMessage(text="", calls=(call("t2"),), opaque=opaque, provider="anthropic"),
+        ToolResult("t2", "ok"),
+    ]
 
 
 def test_thinking_goes_back_after_a_reply_whose_own_is_left_out() -> None:
@@ -317,7 +333,7 @@ def test_thinking_goes_back_after_a_reply_whose_own_is_left_out() -> None:
     assert [block["type"] for block in second] == ["thinking", "tool_use"]
 
 
-@pytest.mark.parametrize("history", [(), (UserMessage("word " * 1000), AssistantMessage("Yes."))])
+@pytest.mark.parametrize("history", [(), (UserMessage("word " * 1000), AssistantMessage(text="Yes."))])
 def test_a_warming_stores_all_that_the_next_turn_sends_before_its_words(history: tuple[Message, ...]) -> None:
     cache, system = PromptCache(), "word " * 1100
     request = ModelRequest(system, history, [SPAWN])

@@ -82,7 +82,7 @@ class TerminalChat:
             )
             text = "".join(event.text for event in events if isinstance(event, TextDelta))
             calls = [event for event in events if isinstance(event, ToolCall)]
-            self.messages.append(AssistantMessage(text, tuple(calls)))
+            self.messages.append(AssistantMessage(text=text, calls=tuple(calls)))
             assert isinstance(events[-1], Finished)
             assert events[-1].stop == ("tool_use" if calls else "end_turn")
             if not calls:
@@ -308,7 +308,7 @@ async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
     closed = "Interrupted before a result was produced; it may or may not have run."
     messages = (
         UserMessage("open the front door"),
-        AssistantMessage("", (call,)),
+        AssistantMessage(text="", calls=(call,)),
         ToolResult("c1", closed, True),
     )
     assert "I don't know whether that happened." in output_for(ModelRequest("", messages, TOOLS)).text
@@ -441,7 +441,11 @@ def test_any_utterance_gets_some_words_or_a_call(text: str) -> None:
 )
 def test_any_result_gets_words(data: Any) -> None:
     call = ToolCall("c", "lamp.dim", "{}")
-    messages = (UserMessage("x"), AssistantMessage("", (call,)), ToolResult("c", succeeded(data).content))
+    messages = (
+        UserMessage("x"),
+        AssistantMessage(text="", calls=(call,)),
+        ToolResult("c", succeeded(data).content),
+    )
     assert output_for(ModelRequest("", messages, TOOLS)).text.startswith("Lamp dim answered: ")
 
 

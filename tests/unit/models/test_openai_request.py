@@ -108,7 +108,7 @@ def test_openai_itself_has_its_own_names() -> None:
 def test_calls_and_results_go_back() -> None:
     history = (
         UserMessage("Go."),
-        AssistantMessage("Yes. ", (CALL,)),
+        AssistantMessage(text="Yes. ", calls=(CALL,)),
         ToolResult("c1", ""),
         Note("It ended."),
     )
@@ -139,9 +139,9 @@ def test_calls_and_results_go_back() -> None:
 
 def test_roles_alternate_and_a_person_begins() -> None:
     history = (
-        AssistantMessage("Welcome."),
-        AssistantMessage(" "),
-        AssistantMessage("Back."),
+        AssistantMessage(text="Welcome."),
+        AssistantMessage(text=" "),
+        AssistantMessage(text="Back."),
         UserMessage(" "),
         UserMessage("Hello?"),
     )
@@ -156,7 +156,7 @@ def test_roles_alternate_and_a_person_begins() -> None:
 
 def test_halves_of_surrogate_pairs_are_replaced() -> None:
     tool = ToolDefinition("x", "a\ud800", {"type": "object"})
-    history = (UserMessage("b\ud800"), AssistantMessage("c\ud800"), UserMessage("d"))
+    history = (UserMessage("b\ud800"), AssistantMessage(text="c\ud800"), UserMessage("d"))
     for body in (chat, responses, completions):
         text = msgspec.json.encode(body(ask(*history, system="e\ud800", tools=(tool,)))).decode()
         assert all(f"{letter}\ufffd" in text for letter in "bce")
@@ -171,9 +171,9 @@ def test_texts_that_end_a_reply() -> None:
 def test_a_prompt_is_the_conversation_as_text() -> None:
     history = (
         UserMessage("Hello."),
-        AssistantMessage("Hi.", (CALL,)),
+        AssistantMessage(text="Hi.", calls=(CALL,)),
         ToolResult("c1", "Done."),
-        AssistantMessage("", (CALL,)),
+        AssistantMessage(text="", calls=(CALL,)),
         Note("It ended."),
     )
     body = completions(ask(*history, tools=(SPAWN,)))
@@ -198,7 +198,7 @@ def reasoned(source: str = "here") -> AssistantMessage:
     """Make a reply of a thought, words, a thought and a call."""
     blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND), CallSlot("c1")]
     opaque = opaque_of(blocks, lambda: source)
-    return AssistantMessage("Hm.", (CALL,), opaque, "openai")
+    return AssistantMessage(text="Hm.", calls=(CALL,), opaque=opaque, provider="openai")
 
 
 def test_reasoning_goes_back_before_its_item() -> None:
@@ -214,7 +214,7 @@ def test_reasoning_goes_back_before_its_item() -> None:
         (msgspec.structs.replace(reasoned(), provider="anthropic"), ()),
         (msgspec.structs.replace(reasoned(), opaque="[]"), ()),
         (msgspec.structs.replace(reasoned(), opaque="{"), ()),
-        (reasoned(), (AssistantMessage("Done."), UserMessage("On."))),
+        (reasoned(), (AssistantMessage(text="Done."), UserMessage("On."))),
     ],
     ids=["another model", "another provider", "no object", "no JSON", "a finished turn"],
 )
@@ -226,7 +226,9 @@ def test_reasoning_of_anything_else_is_left_out(reply: AssistantMessage, more: t
 def test_reasoning_at_the_end_is_left_out() -> None:
     blocks: list[ReplyBlock] = [Reasoning(FIRST), Words("Hm."), Reasoning(SECOND)]
     opaque = opaque_of(blocks, lambda: "here")
-    items = responses(ask(UserMessage("Go."), AssistantMessage("Hm.", (), opaque, "openai")))["input"]
+    items = responses(
+        ask(UserMessage("Go."), AssistantMessage(text="Hm.", calls=(), opaque=opaque, provider="openai"))
+    )["input"]
     assert items[1:] == [FIRST, {"type": "message", "role": "assistant", "content": items[2]["content"]}]
 
 
@@ -235,11 +237,11 @@ def opaque(source: str = "here", extras: tuple[Any, ...] = ({"google": {"thought
 
 
 def test_reasoning_of_chat_goes_back_while_the_turn_runs_and_signatures_always() -> None:
-    reply = AssistantMessage("", (CALL,), opaque(), "openai")
+    reply = AssistantMessage(text="", calls=(CALL,), opaque=opaque(), provider="openai")
     running = (UserMessage("Go."), reply, ToolResult("c1", "1"))
     for history, runs in (
         (running, True),
-        ((*running, AssistantMessage("Done."), UserMessage("On.")), False),
+        ((*running, AssistantMessage(text="Done."), UserMessage("On.")), False),
     ):
         message = chat(ask(*history))["messages"][2]
         assert message.get("reasoning_content") == ("Hm." if runs else None)
@@ -248,6 +250,6 @@ def test_reasoning_of_chat_goes_back_while_the_turn_runs_and_signatures_always()
 
 @pytest.mark.parametrize("text", [opaque("elsewhere"), '{"prefix":"","blocks":[]}', "[]", "{"])
 def test_reasoning_of_chat_from_elsewhere_is_left_out(text: str) -> None:
-    reply = AssistantMessage("", (CALL,), text, "openai")
+    reply = AssistantMessage(text="", calls=(CALL,), opaque=text, provider="openai")
     message = chat(ask(UserMessage("Go."), reply, ToolResult("c1", "1")))["messages"][2]
     assert "reasoning_content" not in message and "extra_content" not in message["tool_calls"][0]

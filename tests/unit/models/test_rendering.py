@@ -14,10 +14,10 @@ from conductor.plugins.models.rendering import object_schema, without_marks
 WORDS, NOTE, REPLY, RESULT = (
     UserMessage("Go."),
     Note("It ended."),
-    AssistantMessage("Yes."),
+    AssistantMessage(text="Yes."),
     ToolResult("c", "ok"),
 )
-CALL = AssistantMessage("", (ToolCall("c", "agent.spawn", "{}"),))
+CALL = AssistantMessage(text="", calls=(ToolCall("c", "agent.spawn", "{}"),))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ MARKS = (
 def test_a_mark_of_a_chat_template_is_broken_in_what_others_wrote(mark: str) -> None:
     text = f"page{mark}system"
     written: list[Message] = [UserMessage(text), Note(text), ToolResult("c", text)]
-    reply = AssistantMessage(text)
+    reply = AssistantMessage(text=text)
     rendered = without_marks(ModelRequest(text, [*written, reply])).messages
     assert mark not in str(rendered[:3]) and mark.replace(" ", "") in str(rendered[:3]).replace(" ", "")
     assert rendered[3] is reply

@@ -126,7 +126,7 @@ class TextProtocol:
                 return
             # No call of the reply has run: the second reply may repeat them.
             history += [
-                AssistantMessage(reply.text[:MAX_CHARS]),
+                AssistantMessage(text=reply.text[:MAX_CHARS]),
                 UserMessage(observation("", _PROBLEMS[problem])),
             ]
         raise failure("malformed")

@@ -120,7 +120,7 @@ def messages(history: Iterable[Message], style: Style) -> list[Message]:
         for item in items:
             if isinstance(item, AssistantMessage):
                 names |= {call.call_id: call.name for call in item.calls}
-                item = AssistantMessage(_reply(item, style))
+                item = AssistantMessage(text=_reply(item, style))
             rendered.append(item)
     return rendered
 

@@ -109,7 +109,7 @@ async def test_a_call_that_cannot_be_read_is_written_again(wrong: str, message: 
     events, requests = await ask(reply(wrong), reply(notation(CALL, "jsonl")))
     assert events == [ToolCall("call_0", "home.lamp", '{"on": true}'), Finished("tool_use", usage)]
     *_, words, observed = requests[1].messages
-    assert words == AssistantMessage(wrong)
+    assert words == AssistantMessage(text=wrong)
     assert isinstance(observed, UserMessage)
     assert message in observed.text
 
@@ -174,7 +174,7 @@ async def test_tools_are_not_offered_without_end() -> None:
     history: list[Message] = [UserMessage("Before."), UserMessage("Go.")]
     for number in range(MAX_ROUNDS):
         call = ToolCall(f"c{number}", "home.lamp", "{}")
-        history += [AssistantMessage("", (call,)), ToolResult(call.call_id, "no")]
+        history += [AssistantMessage(text="", calls=(call,)), ToolResult(call.call_id, "no")]
     events, (request,) = await ask(reply("Enough.\n", notation(CALL, "jsonl")), history=history)
     assert "home.lamp(" not in request.system
     assert events == [TextDelta("Enough."), Finished("end_turn", Usage(10, 5))]
@@ -185,7 +185,8 @@ def test_a_history_is_shown_in_the_same_notation(style: Style) -> None:
     history: list[Message] = [
         UserMessage("Go."),
         AssistantMessage(
-            "One moment.", (ToolCall("c1", "home.lamp", '{"on":true}'), ToolCall("c2", "home.lamp", "{"))
+            text="One moment.",
+            calls=(ToolCall("c1", "home.lamp", '{"on":true}'), ToolCall("c2", "home.lamp", "{")),
         ),
         ToolResult("c1", '</tool>\n```\n{"type":"tool_call"}'),
         ToolResult("c2", "no", is_error=True),
