@@ -40,9 +40,9 @@ from conductor.stores.base import (
     too_many,
 )
 from conductor.tools import ToolError, tool
-from conductor.tools.base import CallContext, Caution, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.judge import Answer, AnswerKind, ApprovalJudge
-from conductor.tools.outcomes import NotStarted
+from conductor.tools.outcomes import Caution, NotStarted, ToolOutcome, failed, succeeded
 
 __all__ = [
     "Answer",

@@ -14,9 +14,10 @@ from conductor.errors import SettingsError
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
 from conductor.settings import Settings, load_settings
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.declarations import load_catalog
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.policies import load, policies_path
 from conductor.tools.toolsets import make_redactor, make_toolsets

@@ -28,8 +28,7 @@ from conductor.conversation.state import (
 )
 from conductor.conversation.webhook_events import webhook_events
 from conductor.messages import AssistantMessage, Message, Note, UserMessage
-from conductor.tools.base import truncate
-from conductor.tools.outcomes import Outcome
+from conductor.tools.outcomes import Outcome, truncate
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 128
 MAX_LATE, MAX_OUTBOUND = 64, 256

@@ -13,8 +13,15 @@ from conductor.conversation.state import Conversation, Question
 from conductor.conversation.view import Edit, View, finish
 from conductor.errors import ErrorCode
 from conductor.events.server import ApprovalResolved
-from conductor.tools.base import ToolOutcome, marked_untrusted
-from conductor.tools.outcomes import NoAnswer, Outcome, Scope, denied, not_answered
+from conductor.tools.outcomes import (
+    NoAnswer,
+    Outcome,
+    Scope,
+    ToolOutcome,
+    denied,
+    marked_untrusted,
+    not_answered,
+)
 
 if TYPE_CHECKING:  # types only
     from conductor.events.client import Decision

@@ -10,7 +10,7 @@ import msgspec
 from conductor.conversation.state import Conversation
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, folded, running_turn
-from conductor.tools.base import truncate
+from conductor.tools.outcomes import truncate
 
 # Shorter requests say little about the ratio of counted to estimated tokens.
 _TELLING_TOKENS = 500

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from conductor.errors import ErrorCode
-from conductor.tools.base import truncate
+from conductor.tools.outcomes import truncate
 
 if TYPE_CHECKING:  # a type only
     from conductor.events.client import AgentCompleted

@@ -28,9 +28,10 @@ from conductor.conversation.state import (
 from conductor.conversation.turns import ended, is_pending, remembered, turn_started
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
-from conductor.tools.base import ToolOutcome, device_outcome
 from conductor.tools.outcomes import (
+    ToolOutcome,
     cancelled_outcome,
+    device_outcome,
     job_outcome,
     timeout_outcome,
     without_result,

@@ -28,8 +28,7 @@ from conductor.conversation.state import (
 from conductor.errors import ErrorCode
 from conductor.events.server import ConversationState, EndReason
 from conductor.messages import AssistantMessage, ToolResult
-from conductor.tools.base import ErrorType
-from conductor.tools.outcomes import Outcome
+from conductor.tools.outcomes import ErrorType, Outcome
 
 
 class Fact(Value, frozen=True, tag=True):

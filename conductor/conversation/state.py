@@ -13,8 +13,7 @@ from zlib import crc32
 import msgspec
 
 from conductor.messages import Message, ToolResult
-from conductor.tools.base import Caution, Effect, OnInterrupt, Risk
-from conductor.tools.outcomes import Outcome, Scope
+from conductor.tools.outcomes import Caution, Effect, OnInterrupt, Outcome, Risk, Scope
 
 # Notices that wait in a session.
 MAX_NOTICES = 16

@@ -12,8 +12,7 @@ from conductor.conversation.records import CallFinished
 from conductor.conversation.state import Call, Conversation, LateCall, Question, Summary, UnknownCall
 from conductor.events.server import ConversationState
 from conductor.messages import ToolCall, ToolResult
-from conductor.tools.base import ToolOutcome, truncate
-from conductor.tools.outcomes import interrupted_outcome, with_timing
+from conductor.tools.outcomes import ToolOutcome, interrupted_outcome, truncate, with_timing
 
 if TYPE_CHECKING:  # a type only
     from conductor.tools.judge import Answer

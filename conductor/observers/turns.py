@@ -21,8 +21,8 @@ from conductor.models.base import Finished, Usage
 from conductor.session.services import Observed, Observers, Output, SessionObserver, SessionStart
 from conductor.stores.base import SessionKey
 from conductor.tools.audit import SessionAudit
-from conductor.tools.base import ToolOutcome, ToolSpec
-from conductor.tools.outcomes import Outcome
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Outcome, ToolOutcome
 from conductor.tools.permissions import Verdict
 
 log = structlog.get_logger(__name__)

@@ -19,17 +19,19 @@ from conductor.prompts import session_prompt
 from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.session.services import Services, SessionObserver
 from conductor.stores.base import SessionKey
-from conductor.tools.base import (
-    Caution,
-    SessionFields,
-    ToolOutcome,
-    ToolSpec,
-    failed,
-)
+from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.declarations import Reading, parse_declarations, read_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, code_of, language_of
-from conductor.tools.outcomes import DEFINITION_CHANGED, SCOPES, Scope, definition_changed
+from conductor.tools.outcomes import (
+    DEFINITION_CHANGED,
+    SCOPES,
+    Caution,
+    Scope,
+    ToolOutcome,
+    definition_changed,
+    failed,
+)
 from conductor.tools.permissions import Verdict, grant
 from conductor.tools.rules import Rule, arguments_digest, decode_rules, encode_rules
 

@@ -34,8 +34,8 @@ from conductor.session.fields import Fields
 from conductor.session.model import ModelSteps
 from conductor.session.spoken import word_form, word_questions
 from conductor.speech import for_the_ear
-from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome
-from conductor.tools.outcomes import definition_changed, interrupted_outcome
+from conductor.tools.base import CallContext, PersonQuestion
+from conductor.tools.outcomes import ToolOutcome, definition_changed, interrupted_outcome
 from conductor.tools.validation import Valid, validate
 
 if TYPE_CHECKING:  # its parts are below it

@@ -11,7 +11,7 @@ from conductor.conversation.turns import ended
 from conductor.conversation.view import lost_result
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall, ToolResult
-from conductor.tools.base import failed
+from conductor.tools.outcomes import failed
 
 if TYPE_CHECKING:  # its parts are below it
     from conductor.session.session import Session

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome, Toolset
+from conductor.tools.base import CallContext, Toolset
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.schema import read_schema
 from conductor.tools.toolsets import mistake
 from conductor.tools.validation import Valid, validate

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
-    from conductor.tools.base import Effect, Risk
+    from conductor.tools.outcomes import Effect, Risk
 
 MARK = "__conductor_tool__"
 """The attribute of a function that `tool` marks."""

@@ -12,7 +12,8 @@ import msgspec
 import structlog
 
 from conductor.errors import SettingsError
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.permissions import Verdict
 from conductor.tools.rules import arguments_digest, describe
 

@@ -1,44 +1,19 @@
-"""Definitions of tools, outcomes of calls, and the interface of a toolset."""
+"""Definitions of tools, and the interface of a toolset."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from conductor.messages import ToolResult
 from conductor.models.base import ToolDefinition
+from conductor.tools.outcomes import Effect, OnInterrupt, Risk, ToolOutcome
 from conductor.tools.schema import model_schema, own_names
-
-if TYPE_CHECKING:  # a type only
-    from conductor.events.client import ToolResultEvent
-
-Risk: TypeAlias = Literal["safe", "medium", "high"]
-Effect: TypeAlias = Literal["read", "write", "irreversible"]
-OnInterrupt: TypeAlias = Literal["cancel", "keep"]
-Caution: TypeAlias = Literal["may_have_happened", "untrusted"]
-"""A warning before a question: it may have happened already, or a stranger's text may cause it."""
-ErrorType: TypeAlias = Literal[
-    "none",
-    "not_found",
-    "validation_failed",
-    "permission_denied",
-    "approval_timeout",
-    "cancelled",
-    "unknown",
-    "rate_limited",
-    "io_error",
-    "parse_error",
-    "tool_error",
-    "internal_error",
-]
-"""A failure that the tool reports is a ``tool_error``; a fault in code is an ``internal_error``."""
 
 
 def canonical_json(value: Any) -> bytes:
@@ -123,110 +98,6 @@ class ToolSpec:
         # Functions cannot be compared, and belong to the server.
         parts = [*identity, *behaviour, self.open_world, self.untrusted, self.title, self.spoken]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
-
-
-class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Facts about an outcome; ``reason`` is the cause of an error or of an unknown outcome.
-
-    ``untrusted``: part of it was stored while text of third parties could have steered the model.
-    """
-
-    execution_time_ms: int
-    data_size_bytes: int
-    timestamp: int
-    reason: str = ""
-    notes: tuple[str, ...] = ()
-    untrusted: bool = False
-
-
-class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call, as the model reads it. ``timestamp`` is epoch milliseconds."""
-
-    success: bool
-    data: Any
-    error_message: str | None
-    error_type: ErrorType
-    metadata: ToolMetadata
-
-    def to_result(self, call_id: str, *, untrusted: bool = False) -> ToolResult:
-        """Make the result that the history keeps; ``untrusted``: third parties wrote it."""
-        return ToolResult(call_id, self.content, not self.success, untrusted or self.metadata.untrusted)
-
-    @property
-    def content(self) -> str:
-        return msgspec.json.encode(self).decode()
-
-
-def succeeded(
-    data: Any, *, took_s: float = 0.0, notes: Sequence[str] = (), untrusted: bool = False
-) -> ToolOutcome:
-    """Make the outcome of a call that succeeded; ``untrusted`` as in `ToolMetadata`."""
-    size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
-    outcome = ToolOutcome(
-        success=True,
-        data=data,
-        error_message=None,
-        error_type="none",
-        metadata=_metadata(took_s, size, "", notes),
-    )
-    return marked_untrusted(outcome) if untrusted else outcome
-
-
-def marked_untrusted(outcome: ToolOutcome) -> ToolOutcome:
-    """Mark an outcome as ``untrusted``."""
-    replace = msgspec.structs.replace
-    return replace(outcome, metadata=replace(outcome.metadata, untrusted=True))
-
-
-def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:
-    """Make the outcome of a call that failed, or whose outcome is unknown (``unknown``)."""
-    return ToolOutcome(
-        success=False,
-        data=None,
-        error_message=message,
-        error_type=error_type,
-        metadata=_metadata(took_s, 0, reason, ()),
-    )
-
-
-def device_outcome(event: ToolResultEvent, took_s: float) -> ToolOutcome:
-    """Make the outcome that a device reports; ``error`` wins, and the result is not parsed."""
-    if event.error is not None:
-        return failed("tool_error", event.error, reason="device_error", took_s=took_s)
-    return succeeded(event.result, took_s=took_s)
-
-
-def _metadata(took_s: float, size: int, reason: str, notes: Sequence[str]) -> ToolMetadata:
-    return ToolMetadata(
-        execution_time_ms=round(took_s * 1000),
-        data_size_bytes=size,
-        timestamp=time.time_ns() // 1_000_000,
-        reason=reason,
-        notes=tuple(notes),
-    )
-
-
-def truncate(text: str, limit_bytes: int, total_bytes: int | None = None) -> str:
-    """Cut a text to ``limit_bytes`` of UTF-8, marker included; the marker says how much is missing.
-
-    ``total_bytes`` is the size of the complete text if ``text`` is only its beginning. Cuts between
-    characters. A text within the limit is returned unchanged. Below some 50 bytes only the marker remains,
-    which may then exceed the limit.
-    """
-    if total_bytes is None and len(text) * 4 <= limit_bytes:  # no character takes more than four bytes
-        return text
-    encoded = text.encode(errors="replace")
-    if total_bytes is None and len(encoded) <= limit_bytes:
-        return text
-    size = len(encoded) if total_bytes is None else max(total_bytes, len(encoded))
-    # The marker is as long as possible when everything is missing; it is reserved before the cut.
-    reserved = len(_shortened(size, size))
-    head = encoded[: max(0, limit_bytes - reserved)].decode(errors="ignore")
-    return head + _shortened(size - len(head.encode()), size)
-
-
-def _shortened(missing: int, total: int) -> str:
-    return f"\n[shortened: {missing:,} of {total:,} bytes are missing]"
 
 
 class SessionFields(Protocol):

@@ -20,7 +20,8 @@ from msgspec import Meta, Struct, field
 from conductor.config_file import read_json
 from conductor.errors import SettingsError
 from conductor.rate_limit import Admission
-from conductor.tools.base import Effect, OnInterrupt, Risk, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Effect, OnInterrupt, Risk
 from conductor.tools.schema import SchemaError
 from conductor.tools.validation import schemas
 from conductor.version import PACKAGE

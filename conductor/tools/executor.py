@@ -18,23 +18,18 @@ from conductor.messages import ToolCall, ToolResult
 from conductor.models.base import ToolDefinition
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
-from conductor.tools.base import (
-    CallContext,
-    PersonQuestion,
-    ToolOutcome,
-    Toolset,
-    ToolSpec,
-    failed,
-    marked_untrusted,
-    succeeded,
-    truncate,
-)
+from conductor.tools.base import CallContext, PersonQuestion, Toolset, ToolSpec
 from conductor.tools.media import without_media
 from conductor.tools.outcomes import (
     NotStarted,
+    ToolOutcome,
     broke_off,
     edits,
+    failed,
+    marked_untrusted,
+    succeeded,
     timeout_outcome,
+    truncate,
     with_timing,
     without_result,
 )

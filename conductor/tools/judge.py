@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
-from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Caution
 
 AnswerKind: TypeAlias = Literal["allow", "deny", "yes", "wait", "repeat", "unclear", "other"]
 """``yes`` is a consent that is not enough: at high risk, or to a question that needs a screen. ``wait``

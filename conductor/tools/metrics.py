@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from conductor.tools.base import ErrorType
+from conductor.tools.outcomes import ErrorType
 
 Decision: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded", "refused"]
 """The outcome of an approval request. ``edited``: allowed with changed arguments. ``superseded``: replaced by

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from conductor.settings import Settings
-from conductor.tools.base import Caution, ToolSpec, matcher
+from conductor.tools.base import ToolSpec, matcher
+from conductor.tools.outcomes import Caution
 from conductor.tools.predicates import Argument
 from conductor.tools.presets import PRESETS, UNDONE, Preset
 from conductor.tools.rules import GrantScope, Rule, RuleEffect, arguments_digest, describe, matches

@@ -12,8 +12,9 @@ from conductor.errors import SettingsError
 from conductor.models.profiles import load_profiles
 from conductor.settings import Settings, program_token
 from conductor.stores.base import passwords
-from conductor.tools.base import Effect, Risk, Toolset, ToolSpec
+from conductor.tools.base import Toolset, ToolSpec
 from conductor.tools.declarations import load_catalog
+from conductor.tools.outcomes import Effect, Risk
 from conductor.tools.redaction import Redactor, secrets_in
 
 

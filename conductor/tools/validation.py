@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from jsonschema_rs import ValidationError, ValidationErrorKind
 
-from conductor.tools.base import ToolOutcome, ToolSpec, failed
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import ToolOutcome, failed
 from conductor.tools.schema import (
     MASK,
     Schema,

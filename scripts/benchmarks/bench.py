@@ -33,8 +33,9 @@ from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.settings import Limits
 from conductor.stores.base import SessionKey, SessionLog
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.permissions import Gate
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule, RuleEffect

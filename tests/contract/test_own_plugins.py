@@ -17,8 +17,9 @@ from conductor.testing.auth import AuthContract
 from conductor.testing.judge import JudgeContract
 from conductor.testing.model import ModelContract
 from conductor.testing.toolset import MakeToolset, ToolsetContract
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.judge import ApprovalJudge
+from conductor.tools.outcomes import ToolOutcome
 
 TOKENS = ("correct-horse-battery-staple", "another-token-of-a-person")
 

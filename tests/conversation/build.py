@@ -16,8 +16,8 @@ from conductor.conversation.phrases import FAILURES
 from conductor.conversation.state import Call, Conversation, Event, Profile, Question
 from conductor.conversation.view import CallGate, Edit, View, live_of
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
-from conductor.tools.base import ErrorType, ToolOutcome, failed
 from conductor.tools.judge import Answer, AnswerKind
+from conductor.tools.outcomes import ErrorType, ToolOutcome, failed
 from tests.shapes import shape_of
 
 NOW = 1_780_000_000_000

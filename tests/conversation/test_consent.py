@@ -31,8 +31,8 @@ from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
 from conductor.messages import ToolResult
 from conductor.tools import outcomes
-from conductor.tools.base import ErrorType, ToolOutcome, failed
 from conductor.tools.judge import Answer, AnswerKind
+from conductor.tools.outcomes import ErrorType, ToolOutcome, failed
 from tests.conversation import build
 from tests.conversation.build import CARDS, NOW, STARTED, VOICE, asking, device, fold, question, replied, view
 

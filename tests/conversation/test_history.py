@@ -14,7 +14,7 @@ from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.plugins.models.anthropic_request import body_of
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
-from conductor.tools.base import truncate
+from conductor.tools.outcomes import truncate
 from tests.session.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
 

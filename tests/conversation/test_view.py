@@ -12,7 +12,7 @@ from msgspec.structs import replace as changed
 from conductor.conversation import records as r
 from conductor.conversation.state import Call, Conversation, LateCall, UnknownCall
 from conductor.conversation.view import finish, finish_without_result, late_call, lost_result
-from conductor.tools.base import ToolOutcome, failed, succeeded
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from tests.conversation.build import NOW, RULES, STARTED, device, finished, fold, local, result, view
 
 QUEUED = fold(r.InputQueued("e1", "one"), state=fold(STARTED))

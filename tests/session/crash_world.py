@@ -22,7 +22,8 @@ from conductor.models.base import ModelRequest, TextDelta
 from conductor.session.inbound import learn
 from conductor.session.session import Session
 from conductor.stores.base import Claim
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.models import Script
 from tests.session.helpers import (
     SPOKEN,

@@ -16,7 +16,8 @@ from conductor.session.inbound import handle
 from conductor.session.session import Session
 from conductor.stores.base import Claim
 from conductor.stores.memory import MemoryStore
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from tests.links import Pipe
 from tests.session.gate_book import LOCAL, STRANGER, Book, Consent, Meaning, Prompt
 from tests.session.helpers import SPOKEN, SlowStore, StoreProxy, inbound, later, steps, tool

@@ -35,7 +35,8 @@ from conductor.session.session import Session
 from conductor.settings import Limits
 from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.app import App as VoiceApp
 from tests.links import Pipe
 from tests.models import Script, ScriptedProvider

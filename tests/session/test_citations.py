@@ -10,7 +10,8 @@ import pytest
 from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import TextDelta
 from conductor.session.model import without_invented
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.models import Script
 from tests.session.helpers import call, make_services, open_stage, tool
 

@@ -18,7 +18,8 @@ from conductor.session.services import Services
 from conductor.session.session import Session
 from conductor.stores.base import SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule
 from conductor.tools.validation import Valid, validate

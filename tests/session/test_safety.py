@@ -15,7 +15,8 @@ from conductor.events import client
 from conductor.models.base import TextDelta
 from conductor.session import programs
 from conductor.session.inbound import handle
-from conductor.tools.base import CallContext, PersonQuestion, ToolOutcome, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, PersonQuestion, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from tests.conversation.build import CARDS, NOW, asking, events_of, question, view
 from tests.models import Script
 from tests.session.helpers import (

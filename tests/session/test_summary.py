@@ -13,7 +13,8 @@ from conductor.errors import ModelError
 from conductor.messages import Note, UserMessage
 from conductor.models.base import Finished, ModelRequest, TextDelta
 from conductor.session.services import Services
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.models import Script
 from tests.session.helpers import Stage, call, make_services, open_stage, steps, tool
 

@@ -15,7 +15,8 @@ from tests.conftest import InstallPackage
 
 SECRET = "hunter2-hunter2"
 TOOLSET = """
-from conductor.tools.base import ToolSpec, Toolset, succeeded
+from conductor.tools.base import ToolSpec, Toolset
+from conductor.tools.outcomes import succeeded
 
 
 class Garage(Toolset):

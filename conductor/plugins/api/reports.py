@@ -25,7 +25,7 @@ from conductor.plugins.api.resources import (
 )
 from conductor.plugins.page import read_replay
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, Stored
-from conductor.tools.base import ToolOutcome
+from conductor.tools.outcomes import ToolOutcome
 
 
 async def list_sessions(call: ApiCall) -> SessionList:

@@ -8,8 +8,9 @@ from typing import Any
 from conductor.plugins.judges.grammar import classify
 from conductor.plugins.judges.page import load_page
 from conductor.plugins.judges.question import Question, make_question, prompt
-from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer
+from conductor.tools.outcomes import Caution
 
 __all__ = [
     "LANGUAGES",

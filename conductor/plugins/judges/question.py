@@ -21,7 +21,8 @@ from conductor.plugins.judges.values import (
     said,
     say,
 )
-from conductor.tools.base import Caution, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Caution
 
 # Words that a person repeats at most, and values of a later question.
 MAX_REPEATED_WORDS = 14

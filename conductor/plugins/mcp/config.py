@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from conductor.config_file import check_fields, check_url, read_json, validate
 from conductor.errors import SettingsError
 from conductor.settings import Settings, with_environment
-from conductor.tools.base import Risk
 from conductor.tools.declarations import SERVER_PREFIXES
+from conductor.tools.outcomes import Risk
 from conductor.tools.redaction import secrets_in
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}\Z")

@@ -49,8 +49,9 @@ from conductor.server.websocket import Socket
 from conductor.session import programs
 from conductor.session.session import Session
 from conductor.tools.audit import SessionAudit
-from conductor.tools.base import CallContext, ToolOutcome, ToolSpec, failed
+from conductor.tools.base import CallContext, ToolSpec
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome, failed
 from conductor.version import __version__
 
 log = structlog.get_logger(__name__)

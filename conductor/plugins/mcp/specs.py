@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from conductor.plugins.mcp.config import McpServerConfig
-from conductor.tools.base import Effect, PersonQuestion, Risk, ToolSpec, truncate
+from conductor.tools.base import PersonQuestion, ToolSpec
 from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
+from conductor.tools.outcomes import Effect, Risk, truncate
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import schemas
 

@@ -15,11 +15,21 @@ from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
 from conductor.plugins.mcp.streams import CURRENT_CALL, UNREADABLE, McpCall
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, Effect, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.declarations import load_catalog
 from conductor.tools.media import base64_size
 from conductor.tools.media import label as media_label
-from conductor.tools.outcomes import Fate, NotStarted, broke_off, returned, without_result
+from conductor.tools.outcomes import (
+    Effect,
+    Fate,
+    NotStarted,
+    ToolOutcome,
+    broke_off,
+    failed,
+    returned,
+    succeeded,
+    without_result,
+)
 
 if TYPE_CHECKING:
     from mcp import MCPError

@@ -22,7 +22,8 @@ from conductor.plugins.tools.tasks import AddTask, ListTasks, UpdateTask
 from conductor.plugins.tools.web import DDGS, WebFetch, WebSearch, check_installed
 from conductor.plugins.tools.write_file import CreateFile, WriteFile
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed
+from conductor.tools.base import CallContext, Toolset, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, failed
 
 
 class BuiltinTool(Protocol):

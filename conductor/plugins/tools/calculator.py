@@ -14,7 +14,8 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from conductor.plugins.tools.definitions import argument, definition
-from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 
 # Characters and nesting of an expression, which is read recursively.
 MAX_CHARS = 512

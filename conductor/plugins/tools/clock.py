@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from conductor.plugins.tools.definitions import argument, definition
-from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from conductor.tools.reminders import MAX_ZONE_CHARS, WEEKDAYS, find_zone
 
 UNKNOWN_ZONE = "The app names no time zone that is known, so this is in UTC: tell the user."

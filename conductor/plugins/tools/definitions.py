@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
-from conductor.tools.base import Effect, ErrorType, OnInterrupt, Risk, ToolOutcome, ToolSpec, failed
-from conductor.tools.outcomes import NotStarted
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Effect, ErrorType, NotStarted, OnInterrupt, Risk, ToolOutcome, failed
 
 T = TypeVar("T")
 

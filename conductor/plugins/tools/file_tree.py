@@ -10,7 +10,8 @@ import msgspec
 from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath
 from conductor.plugins.tools.walk import MARKS, Walk, is_everything
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 
 # Levels of a tree, and its entries.
 MAX_DEPTH = 12

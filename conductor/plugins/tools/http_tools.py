@@ -19,9 +19,18 @@ from conductor.errors import SettingsError
 from conductor.plugins.addresses import Network
 from conductor.plugins.tools.definitions import ToolFailure, web_client
 from conductor.settings import Settings, with_environment
-from conductor.tools.base import CallContext, Effect, Risk, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
-from conductor.tools.outcomes import broke_off, fate_of_status, without_result
+from conductor.tools.outcomes import (
+    Effect,
+    Risk,
+    ToolOutcome,
+    broke_off,
+    failed,
+    fate_of_status,
+    succeeded,
+    without_result,
+)
 from conductor.tools.redaction import secrets_in
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import decode_json, refusal

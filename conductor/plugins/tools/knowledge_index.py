@@ -25,7 +25,8 @@ from conductor.plugins.tools.plain_text import find, folded, words_of
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, DirectoryMissing, Files, Roots, SandboxPath, printable
 from conductor.plugins.tools.walk import Walk
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 
 log = structlog.get_logger(__name__)
 

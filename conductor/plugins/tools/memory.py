@@ -13,7 +13,8 @@ from conductor.plugins.tools.definitions import ToolFailure, argument, definitio
 from conductor.plugins.tools.knowledge_index import MAX_QUERY_CHARS, rank
 from conductor.plugins.tools.tasks import change_field, no_storage
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, SessionFields, ToolOutcome, ToolSpec, succeeded
+from conductor.tools.base import CallContext, SessionFields, ToolSpec
+from conductor.tools.outcomes import ToolOutcome, succeeded
 
 FIELD = "memory"
 # Entries of a person, which are one field, characters of an entry, and entries at the begin of a session.

@@ -20,7 +20,8 @@ from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
 from conductor.rate_limit import PERSON
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.reminders import find_zone
 
 MAX_TITLE_CHARS = 120

@@ -21,9 +21,9 @@ from conductor.errors import SettingsError
 from conductor.plugins.tools.definitions import in_thread
 from conductor.settings import Settings
 from conductor.tools import MARK, ToolError
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
-from conductor.tools.outcomes import returned
+from conductor.tools.outcomes import ToolOutcome, failed, returned
 from conductor.tools.schema import SchemaError, read_schema
 
 GROUP = "conductor.tools"

@@ -11,7 +11,8 @@ import msgspec
 
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_file
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 
 # Bytes of a file, which is read as a whole.
 MAX_FILE_BYTES = 10 * 1024 * 1024

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from conductor.plugins.tools.definitions import ToolFailure, in_thread
-from conductor.tools.base import ErrorType, ToolOutcome
+from conductor.tools.outcomes import ErrorType, ToolOutcome
 
 # Bytes of a path (PATH_MAX of Linux), and its parts.
 MAX_PATH_BYTES = 4096

@@ -17,7 +17,8 @@ from conductor.errors import StoreError
 from conductor.plugins.tools.clock import UNKNOWN_ZONE, utc_now
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.tasks import change_field, find_item, no_storage
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.reminders import (
     FIELD,
     Reminder,

@@ -21,7 +21,8 @@ from conductor.plugins.tools.sandbox import (
     quoted,
 )
 from conductor.plugins.tools.walk import Walk, is_everything
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.schema import MAX_PATTERN_CHARS, SchemaError, linear_search
 
 # A pattern may be preceded by "(?i)".

@@ -9,8 +9,8 @@ import msgspec
 
 from conductor.errors import StoreError, StoreUnavailable
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
-from conductor.tools.base import CallContext, SessionFields, ToolOutcome, succeeded
-from conductor.tools.outcomes import without_result
+from conductor.tools.base import CallContext, SessionFields
+from conductor.tools.outcomes import ToolOutcome, succeeded, without_result
 
 FIELD = "tasks"
 # Bytes of a list, which is one field of the session, and characters of a task.

@@ -12,7 +12,8 @@ from urllib.parse import urlencode
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import Network
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition, web_client
-from conductor.tools.base import CallContext, ToolOutcome, failed, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 
 # Bytes of a page, and characters of its text in one result.
 MAX_PAGE_BYTES = 512 * 1024

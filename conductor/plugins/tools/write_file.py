@@ -27,7 +27,8 @@ from conductor.plugins.tools.sandbox import (
     printable,
     quoted,
 )
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 
 # Bytes of an old text that is compared, and lines of each text, since the time grows with their product;
 # lines of a difference in a preview, and characters of each.

@@ -32,12 +32,15 @@ from conductor.plugins.tools.schedule import ScheduleTask
 from conductor.plugins.tools.tasks import AddTask
 from conductor.plugins.tools.write_file import CreateFile, WriteFile
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, device_outcome, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.outcomes import (
     NotStarted,
+    ToolOutcome,
     cancelled_outcome,
+    device_outcome,
     interrupted_outcome,
+    succeeded,
     timeout_outcome,
     without_result,
 )

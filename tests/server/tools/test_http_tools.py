@@ -17,8 +17,9 @@ from conductor.messages import ToolCall
 from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.http_tools import from_settings, make_body, make_url
 from conductor.settings import Limits, load_settings
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
 from conductor.tools.executor import PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.permissions import Gate, GateOptions
 from conductor.tools.rules import Rule
 from tests.models import ScriptedProvider

@@ -24,8 +24,9 @@ from conductor.plugins.mcp.streams import is_dense
 from conductor.plugins.mcp.toolset import McpToolset
 from conductor.plugins.tools.builtin import BuiltinToolset
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.permissions import Gate, grant
 from conductor.tools.redaction import Redactor
 from tests.stand_ins.mcp_server import TOOLS, stand_in

@@ -18,8 +18,8 @@ from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolRe
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition
 from conductor.plugins.models.demo import DemoProvider, output_for
 from conductor.settings import load_settings
-from conductor.tools.base import ToolOutcome, failed, succeeded
 from conductor.tools.declarations import load_catalog
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from conductor.tools.toolsets import all_tools
 from tests.cpu import least_cpu_s
 from tests.server.wires import WAIT

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from conductor.plugins.judges import LANGUAGES, Question, classify, make_question
-from conductor.tools.base import Effect, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer
+from conductor.tools.outcomes import Effect
 
 FOLDER = Path(__file__).parent / "phrases"
 ARGUED: dict[str, dict[str, str]] = json.loads((FOLDER / "argued.json").read_text("utf-8"))

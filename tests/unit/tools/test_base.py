@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.tools.base import ToolOutcome, ToolSpec, canonical_json, failed, succeeded, truncate
+from conductor.tools.base import ToolSpec, canonical_json
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded, truncate
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "string"}, "n": {"type": "integer"}}}
 SPEC = ToolSpec(name="agent.status", description="Tell an agent's state.", input_schema=SCHEMA)

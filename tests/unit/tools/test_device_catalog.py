@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.declarations import load_catalog
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.validation import Valid, validate
 from tests.conftest import IOS_CATALOG
 

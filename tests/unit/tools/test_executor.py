@@ -13,8 +13,9 @@ import pytest
 from conductor.messages import ToolCall
 from conductor.rate_limit import TokenBucket
 from conductor.settings import Limits
-from conductor.tools.base import CallContext, ToolOutcome, Toolset, ToolSpec, failed, succeeded
+from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
+from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from conductor.tools.permissions import Gate, GateOptions, Verdict
 from conductor.tools.redaction import Redactor
 from conductor.tools.rules import Rule

@@ -13,8 +13,9 @@ from conductor.plugins import judges
 from conductor.plugins.judges import LANGUAGES, Question, classify, make_question, prompt
 from conductor.plugins.judges.grammar import MAX_CHARS
 from conductor.plugins.judges.page import LISTS, PHRASES, load_page
-from conductor.tools.base import Risk, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer, AnswerKind
+from conductor.tools.outcomes import Risk
 from tests.cpu import least_cpu_s
 
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from conductor.settings import Limits
-from conductor.tools.base import failed, succeeded
 from conductor.tools.executor import ToolExecutor
 from conductor.tools.media import without_media
+from conductor.tools.outcomes import failed, succeeded
 from tests.cpu import least_cpu_s
 
 NOISE = random.Random(41).randbytes(12_288)

@@ -6,13 +6,13 @@ from typing import get_args
 
 import pytest
 
-from conductor.tools.base import ErrorType
 from conductor.tools.metrics import (
     MAX_DEVICE_TOOLS,
     MAX_TOOLS,
     Decision,
     ToolMetrics,
 )
+from conductor.tools.outcomes import ErrorType
 
 SPAWN = {"tool": "agent.spawn", "source": "device"}
 

@@ -8,10 +8,10 @@ from typing import Literal
 import pytest
 
 from conductor.events.client import ToolResultEvent
-from conductor.tools.base import device_outcome
 from conductor.tools.outcomes import (
     cancelled_outcome,
     denied,
+    device_outcome,
     edits,
     interrupted_outcome,
     job_outcome,

@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conductor.plugins.judges import LANGUAGES, Question, classify, make_question, prompt
-from conductor.tools.base import Effect, Risk, ToolSpec
+from conductor.tools.base import ToolSpec
 from conductor.tools.judge import AnswerKind
+from conductor.tools.outcomes import Effect, Risk
 from tests.cpu import least_cpu_s
 
 ZONE = "Europe/Berlin"

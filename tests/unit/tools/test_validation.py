@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.schema import SchemaError, read_schema
 from conductor.tools.validation import SchemaCache, Valid, validate
 from tests.cpu import least_cpu_s

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from conductor.tools.base import ToolOutcome, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.schema import read_schema
 from conductor.tools.validation import Valid, coerce, validate
 

@@ -11,7 +11,8 @@ from aiohttp import web
 from conductor.errors import SettingsError
 from conductor.plugins.tools.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
 from conductor.settings import load_settings
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from tests.stand_ins.searxng import searxng
 from tests.stand_ins.web_site import site
 

@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from conductor.messages import ToolCall
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
 from conductor.tools.executor import PreparedCall
+from conductor.tools.outcomes import ToolOutcome
 from tests.server.wires import WAIT
 from tests.stand_ins.odd_mcp_server import DONE, JSON, OddAnswer, OddMcpServer
 from tests.stand_ins.web_site import full_port

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.plugins.tools.clock import CurrentTime
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 
 NOON = datetime(2026, 7, 1, 12, 30, 15, 999_999, tzinfo=UTC)
 

@@ -14,7 +14,8 @@ import pytest
 
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import CreateFile, write_new
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from tests.unit.tools.builtin.conftest import paths_in
 from tests.unit.tools.builtin.races import exchange, interrupted
 

@@ -21,7 +21,8 @@ from conductor.plugins.tools import file_tree, walk
 from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
 from conductor.plugins.tools.read_file import ReadFile
 from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from tests.server.wires import WAIT
 from tests.unit.tools.builtin.races import exchange, interrupted
 

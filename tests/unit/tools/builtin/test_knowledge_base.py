@@ -17,7 +17,8 @@ from conductor.plugins.tools.builtin import BuiltinToolset, standard_tools
 from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.knowledge_index import IndexBusy, KnowledgeBase, KnowledgeIndex, Update
 from conductor.plugins.tools.sandbox import CancelFlag
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from tests.server.wires import WAIT
 from tests.unit.tools.builtin.test_knowledge_text import pdf
 

@@ -13,7 +13,8 @@ import pytest
 from conductor.plugins.tools import notes
 from conductor.plugins.tools.notes import EXCERPT_CHARS, NotesCreate, NotesSearch
 from conductor.plugins.tools.sandbox import Files, Roots
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 

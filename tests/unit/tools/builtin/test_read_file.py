@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, ReadFile, cut
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, may_hold_secrets
-from conductor.tools.base import CallContext, ToolOutcome, succeeded
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.server.wires import WAIT
 
 CONTEXT = CallContext(session_id="s", call_id="c")

@@ -15,7 +15,8 @@ from conductor.plugins.tools.schedule import (
     ListScheduledTasks,
     ScheduleTask,
 )
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.reminders import FIELD, Reminder, Repeat, epoch_ms, read_reminders, write_reminders
 from tests.unit.tools.builtin.test_tasks import Fields
 

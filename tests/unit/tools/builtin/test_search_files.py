@@ -11,7 +11,8 @@ import pytest
 from conductor.plugins.tools import search_files
 from conductor.plugins.tools.sandbox import Files, Roots
 from conductor.plugins.tools.search_files import MAX_FILE_BYTES, SearchFiles
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from conductor.errors import StoreUnavailable
 from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, AddTask, ListTasks, UpdateTask
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 
 
 class Fields:

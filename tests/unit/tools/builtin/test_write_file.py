@@ -19,7 +19,8 @@ from conductor.plugins.tools.write_file import (
     WriteFile,
     replace_file,
 )
-from conductor.tools.base import CallContext, ToolOutcome
+from conductor.tools.base import CallContext
+from conductor.tools.outcomes import ToolOutcome
 from tests.unit.tools.builtin.conftest import paths_in
 
 CONTEXT = CallContext(session_id="s", call_id="c")

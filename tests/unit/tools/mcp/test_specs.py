@@ -9,7 +9,8 @@ from mcp.types import Tool, ToolAnnotations, ToolExecution
 
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.specs import clean, make_specs
-from conductor.tools.base import Risk, ToolSpec
+from conductor.tools.base import ToolSpec
+from conductor.tools.outcomes import Risk
 from tests.stand_ins.mcp_server import MALICIOUS
 
 
