@@ -214,6 +214,8 @@ export interface Client {
   decide(approvalId: string, decision: Decision, options?: DecisionOptions): void;
   /** Use a new token of the same person, also for later connections; `session.goaway` says `token_expires`. */
   renew(token: string): void;
+  /** Connect now, where the client waits before the next try. */
+  reconnect(): void;
   /** Replace the declared tools, and with `handlers` their handlers. */
   declare(tools: ToolDeclaration[], handlers?: Record<string, ToolHandler>): void;
   /** Send any event once, if there is a connection. */

@@ -439,6 +439,10 @@ class Client {
     if (this.#live) this.#write(this.#event(type, payload));
   }
 
+  reconnect() {
+    this.#tryNow();
+  }
+
   async close() {
     this.#save(); // not of a client that has ended: another one may have the session
     if (!this.#closed) this.#end(new Error("The client was closed."), 1000);

@@ -17,6 +17,7 @@ function remaining(expiresAt) {
 export function approvals({ decide, schemaOf, changed }) {
   const cards = new Map();
   const place = byId("approvals");
+  let away = false;
 
   function show(request) {
     // The same question comes again after a reconnect, or because the server refused an edit of it.
@@ -46,9 +47,12 @@ export function approvals({ decide, schemaOf, changed }) {
     const heading = el("h2", { text: request.title || titled(request.name), id: `card-${request.approvalId}` });
     const element = el("article", { class: `card ${request.risk === "high" ? "high" : ""}`, tabindex: "-1" });
     element.setAttribute("aria-labelledby", heading.id);
+    const answered = el("p", { class: "quiet", role: "status" });
     const send = (decision, options) => {
       for (const choice of element.querySelectorAll("button")) choice.disabled = true;
+      element.setAttribute("data-answered", "");
       decide(request, decision, options);
+      wait();
     };
     element.append(
       el("div", { class: "head" }, heading, el("code", { text: request.name }), el("span", { class: "risk", text: RISKS[request.risk] ?? request.risk }), countdown),
@@ -57,8 +61,17 @@ export function approvals({ decide, schemaOf, changed }) {
       ...(request.refused ? [el("p", { class: "problem", role: "alert", text: request.refused })] : []),
       ...(request.reasons ?? []).map((reason) => el("p", { text: reason })),
       choices(request, send),
+      answered,
     );
-    return { element, timer: setInterval(() => (countdown.textContent = remaining(request.expiresAt)), 1000) };
+    return { element, answered, timer: setInterval(() => (countdown.textContent = remaining(request.expiresAt)), 1000) };
+  }
+
+  /** Answered cards say what becomes of the answer while the server is away. */
+  function wait(now = away) {
+    away = now;
+    for (const { element, answered } of cards.values()) {
+      answered.textContent = away && "answered" in element.dataset ? "Your answer will be sent when the server is back." : "";
+    }
   }
 
   function argumentsOf(request) {
@@ -97,5 +110,5 @@ export function approvals({ decide, schemaOf, changed }) {
     box.querySelector("input, select, textarea, button").focus();
   }
 
-  return { show, close, clear: () => [...cards.keys()].forEach(close) };
+  return { show, close, wait, clear: () => [...cards.keys()].forEach(close) };
 }

@@ -14,6 +14,7 @@ export const titled = (name) => {
 };
 
 const written = (value) => (typeof value === "string" ? value : json(value)).slice(0, CHARACTERS);
+const took = (ms) => (ms < 1 ? "under 1 ms" : ms < 1_000 ? `${ms} ms` : `${(ms / 1_000).toFixed(1)} s`);
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 function short(given) {
@@ -22,6 +23,19 @@ function short(given) {
     return typeof value === "object" ? [] : [String(value)];
   });
   return words.join(", ").slice(0, 80);
+}
+
+/** A result without the envelope of the server's records. */
+function resultOf(call) {
+  const outcome = parsed(call.result);
+  return isObject(outcome) && "success" in outcome ? (outcome.data ?? outcome.error_message) : outcome;
+}
+
+/** A result, or why there is none, in one line. */
+function shortResult(call) {
+  const result = parsed(call.error ?? resultOf(call));
+  if (result === undefined || result === null) return "";
+  return (isObject(result) && short(result)) || (typeof result === "string" ? result : JSON.stringify(result)).replace(/\s+/g, " ").slice(0, 120);
 }
 
 /** Who decided a call, and how; `earlier` is a decision of the person that covers it. */
@@ -35,8 +49,11 @@ function decision({ outcome, response, message }, earlier) {
   return response.words ? `You denied it: “${response.words}”` : "You denied it";
 }
 
-/** `append(callId, element)` puts a line into the conversation; `lookUp(callId)` asks the server's records. */
-export function callLog({ append, lookUp }) {
+/**
+ * `append(callId, element)` puts a line into the conversation; `lookUp(callId)` asks the server's records, when a line
+ * is opened, or at once where `looksUp()`.
+ */
+export function callLog({ append, lookUp, looksUp }) {
   let calls = recall("calls", []);
   const lines = new Map();
 
@@ -85,14 +102,12 @@ export function callLog({ append, lookUp }) {
 
   function contents(call) {
     const given = { ...call.asked, ...(isObject(call.given) ? call.given : {}) };
-    const outcome = parsed(call.result);
-    // The server's records hold a tool's result in an envelope.
-    const result = isObject(outcome) && "success" in outcome ? (outcome.data ?? outcome.error_message) : outcome;
+    const result = resultOf(call);
     const before = calls.slice(0, calls.indexOf(call));
     const earlier = before.findLast(({ name, outcome, response }) => name === call.name && outcome === "allowed" && response?.scope !== "once");
     const facts = [
-      ["Result", call.error ?? (result === undefined || result === null ? "None" : written(result))],
-      ["Time", call.ms === undefined ? "Not known" : `${call.ms} ms`],
+      ["Result", call.error ?? (result === undefined || result === null ? "The tool gave none" : written(result))],
+      ["Time", call.ms === undefined ? "Not known" : took(call.ms)],
       ["Decision", decision(call, earlier)],
       ["Where", call.source === "device" ? "On this page" : `On the server (${call.source})`],
     ];
@@ -111,8 +126,8 @@ export function callLog({ append, lookUp }) {
     if (!details) return;
     details.dataset.status = call.status;
     const words = call.response?.words && call.outcome === "denied" ? `denied: “${call.response.words}”` : (STATUS[call.status] ?? call.status);
-    const facts = [words, call.outcome === "edited" && "edited", call.status === "done" && `${call.ms ?? 0} ms`].filter(Boolean).join(" · ");
-    const parts = { name: titled(call.name), given: short(call.given ?? call.asked), quiet: facts };
+    const facts = [words, call.outcome === "edited" && "edited", call.status === "done" && took(call.ms ?? 0)].filter(Boolean).join(" · ");
+    const parts = { name: titled(call.name), given: short(call.given ?? call.asked), result: shortResult(call), quiet: facts };
     details.firstElementChild.replaceChildren(...Object.entries(parts).map(([name, text]) => el("span", { class: name, text })));
     details.querySelector("dl")?.remove();
     if (details.open) details.append(contents(call));
@@ -134,7 +149,10 @@ export function callLog({ append, lookUp }) {
     "tool.activity"({ callId, name, source, status, errorType = "none", executionTimeMs }) {
       const call = find(callId, name);
       if (status === "started") update(call, { source, status: "running" });
-      else update(call, { source, ms: executionTimeMs, status: errorType === "none" ? "done" : (ENDS[errorType] ?? "failed") });
+      else {
+        update(call, { source, ms: executionTimeMs, status: errorType === "none" ? "done" : (ENDS[errorType] ?? "failed") });
+        if (call && source !== "device" && looksUp()) complete(call);
+      }
     },
     "tool.cancel": ({ callId }) => update(find(callId), { status: "cancelled" }),
   };

@@ -3,6 +3,7 @@ import { byId, el, plain } from "./dom.js";
 import { keep, recall } from "./store.js";
 
 const KEPT = 100;
+const SUGGESTED = 3; // from this turn on a person knows what to say
 
 /** `line(callId)` gives the element of a call that was kept over a reload. */
 export function conversation(line) {
@@ -12,6 +13,7 @@ export function conversation(line) {
   let growing = null; // the bubble of the reply that is being written
   let stopped = false; // what still comes of a reply that the person stopped is not drawn
   let answers = 0;
+  let lit = null; // the speech whose words are lit, and where its last word ends
   let pending = null; // what the person said and the server has not yet taken
 
   let atEnd = true;
@@ -26,10 +28,13 @@ export function conversation(line) {
     if (atEnd) log.scrollTo(0, log.scrollHeight);
   }).observe(log);
 
+  const turns = () => entries.filter(({ role }) => role === "user").length + (pending ? 1 : 0);
+
+  /** Suggestions stay below what was said. */
   function append(element) {
-    welcome.hidden = true;
+    welcome.hidden = turns() >= SUGGESTED;
     byId("talk").removeAttribute("data-empty");
-    log.append(element);
+    welcome.before(element);
     if (atEnd) log.scrollTo(0, log.scrollHeight);
     return element;
   }
@@ -40,7 +45,20 @@ export function conversation(line) {
     if (stopped) return;
     growing ??= append(el("div", { class: "message assistant partial", "aria-hidden": "true" }));
     growing.textContent = plain(text);
+    light(lit?.speech, lit?.end);
     log.scrollTop = log.scrollHeight;
+  }
+
+  /** Light the words of the last reply up to `end` in a speech of it; without a speech, none. */
+  function light(speech, end) {
+    lit = speech ? { speech, end } : null;
+    const words = log.querySelector(".message.assistant:not(:has(~ .message))")?.firstChild;
+    const start = lit && words ? words.data.lastIndexOf(speech) : -1;
+    if (start < 0) return void globalThis.CSS.highlights?.delete("spoken");
+    const range = document.createRange();
+    range.setStart(words, 0);
+    range.setEnd(words, start + Math.min(end, speech.length));
+    globalThis.CSS.highlights?.set("spoken", new Highlight(range));
   }
 
   /** The reply was interrupted: what came of it stays, and says so. */
@@ -59,8 +77,9 @@ export function conversation(line) {
       growing = null;
       answers += 1;
     }
-    bubble(role, text);
     remember({ role, text: text.slice(0, 4_000) });
+    bubble(role, text);
+    light(lit?.speech, lit?.end); // in the place of what was growing
   }
 
   function remember(entry) {
@@ -68,9 +87,11 @@ export function conversation(line) {
     keep("entries", entries);
   }
 
-  function said(text) {
+  /** `waits`: it cannot be sent now. */
+  function said(text, waits) {
     pending?.classList.remove("partial");
     pending = bubble("user", text);
+    if (waits) pending.append(el("small", { text: "Will be sent" }));
     log.scrollTop = log.scrollHeight;
   }
 
@@ -107,6 +128,7 @@ export function conversation(line) {
     },
     call: (id, element) => (remember({ call: id }), append(element)),
     partial,
+    light,
     stop: () => (cut(), (stopped = true)),
     /** A turn begins or has ended: no more comes of a reply that had no final. */
     turnChanged: () => (cut(), (stopped = false)),

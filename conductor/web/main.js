@@ -1,5 +1,6 @@
 // Starts the page: makes its parts once, opens a session by the library, and passes on what comes.
 import { approvals } from "./approvals.js";
+import { away } from "./away.js";
 import { composer } from "./composer.js";
 import { connect } from "./conductor.js";
 import { conversation } from "./conversation.js";
@@ -26,10 +27,10 @@ const CAPABILITIES = [
 
 const read = recordReader({ session: () => recall("session"), token: () => known });
 const log = conversation((id) => calls.line(id));
-const calls = callLog({ append: log.call, lookUp: (id) => recordedCall(read, id).catch(() => ({})) });
+const calls = callLog({ append: log.call, lookUp: (id) => recordedCall(read, id).catch(() => ({})), looksUp: () => inspects });
 const events = timeline();
 const turn = waterfall();
-const speech = voice();
+const speech = voice((text, end) => log.light(text, end));
 const state = stage(() => ears.ready());
 const words = composer(say);
 const cards = approvals({
@@ -44,6 +45,7 @@ const model = who((profile) => {
   client.close();
   open();
 });
+const absence = away({ tryNow: () => client.reconnect(), changed: cards.wait });
 const over = ending({
   again: takeBack,
   renew,
@@ -73,7 +75,7 @@ let known; // the token
 
 async function say(text) {
   if (state.running) stop();
-  log.said(text);
+  log.said(text, !state.connected);
   state.set({ name: "thinking" });
   const before = log.answers;
   const turn = await client.say(text);
@@ -90,6 +92,7 @@ function stop() {
   speech.stop();
   client.interrupt({ spokenText });
   log.stop();
+  log.light();
   state.set({ name: "idle" });
 }
 
@@ -113,6 +116,7 @@ async function showConnection(name, close) {
   pill.dataset.connection = name;
   pill.textContent = { open: "Connected", connecting: "Connecting", closed: "Closed" }[name];
   state.set({ connected: name === "open" });
+  absence(name);
   failures = name === "open" ? 0 : failures + 1;
   if (name === "open") listTools();
   else if (name === "closed" && (close.reason || close.code !== 1000)) over.show(close); // not by this page
@@ -161,6 +165,7 @@ function onEvent(direction, event) {
 
 function onState(name) {
   if (name === "thinking" || name === "idle") log.turnChanged();
+  if (name !== "speaking") log.light();
   state.set({ name });
 }
 

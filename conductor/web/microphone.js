@@ -9,6 +9,14 @@ const PRIVACY = "Your browser's own service hears what you say.";
 
 const INSECURE = "Over plain HTTP a browser gives no microphone. Type instead, or use HTTPS.";
 const DEAF = "This browser has no speech recognition. Type instead.";
+// By the code of the browser's error.
+const REFUSALS = {
+  "not-allowed": "The browser does not let this page use the microphone. Allow it beside the address, or type.",
+  "service-not-allowed": "This browser gives pages no speech recognition. Type, or use Chrome, Edge or Safari.",
+  "audio-capture": "The browser finds no microphone. Connect one, or type.",
+  network: "The browser's speech service cannot be reached. Try again, or type.",
+  "language-not-supported": "The browser's speech service does not know this browser's language. Type instead.",
+};
 
 /** Tells what it hears: `started()`, `partial(text)`, `final(text)`, `ended()`. `interrupt()` tells if there was anything to stop. */
 export function microphone({ started, partial, final, ended, interrupt }) {
@@ -47,7 +55,7 @@ export function microphone({ started, partial, final, ended, interrupt }) {
     mine.addEventListener("result", hear);
     mine.addEventListener("error", ({ error }) => {
       if (error === "no-speech" || error === "aborted") return;
-      note.textContent = `The microphone does not work (${error}). Type instead.`;
+      note.textContent = REFUSALS[error] ?? `The microphone does not work (${error}). Type instead.`;
       handsFree = false;
     });
     mine.addEventListener("end", () => {

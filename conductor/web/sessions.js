@@ -8,6 +8,7 @@ import { turns } from "./turns.js";
 
 const events = timeline();
 let shown; // the session that is looked at
+let listed = [];
 let next; // the cursor of the next page
 let listing = 0; // answers to an earlier search are dropped
 
@@ -38,24 +39,60 @@ function askForKey(problem = "") {
 
 const when = (time) => time.slice(0, 19).replace("T", " ");
 
+const some = (number, one, many = `${one}s`) => number > 0 && `${count(number)} ${number === 1 ? one : many}`;
+const price = (cost) => cost.toLocaleString("en", { maximumSignificantDigits: 3 });
+
 function row(session) {
-  const facts = [when(session.updated), session.open && "open", `${session.messages} messages`, session.approvals && `${session.approvals} to decide`];
-  const parts = [el("strong", { text: session.id }), el("span", { class: "quiet", text: facts.filter(Boolean).join(" · ") }), el("span", { class: "quiet", text: session.person })];
+  const facts = [
+    when(session.updated),
+    session.open && "open",
+    some(session.messages, "message"),
+    some(session.approvals, "question to decide", "questions to decide"),
+    some(session.failures, "error"),
+    session.cost ? `cost ${price(session.cost)}` : "no known cost",
+  ];
+  const lines = [facts.filter(Boolean).join(" · "), session.tools.join(", "), `${session.id} of ${session.person}`];
+  const title = session.title || (session.readable ? "Nothing was said" : "This version cannot read it");
+  const parts = [el("strong", { text: title }), ...lines.filter(Boolean).map((text) => el("span", { class: "quiet", text }))];
   return el("li", {}, el("button", { type: "button", "aria-pressed": "false", onclick: ({ currentTarget }) => open(session, currentTarget) }, ...parts));
+}
+
+function filters(after) {
+  const value = (id) => byId(id).value.trim();
+  return {
+    person: value("person"),
+    open: value("which"),
+    since: value("since"),
+    until: value("until"),
+    tool: value("tool"),
+    failed: byId("failed").checked ? "true" : undefined,
+    limit: 50,
+    after,
+  };
+}
+
+/** How many sessions are listed, and what they have used. */
+function sum() {
+  if (!listed.length) return "No sessions";
+  const total = (name) => listed.reduce((all, session) => all + session[name], 0);
+  const cost = total("cost");
+  const tokens = total("inputTokens") + total("outputTokens");
+  return `${some(listed.length, "session")}${next ? ", and more" : ""}: ${count(tokens)} tokens, ${cost ? `cost ${price(cost)}` : "no known cost"}`;
 }
 
 async function list(after) {
   const search = (listing += 1);
-  const query = { person: byId("person").value.trim(), open: byId("which").value, limit: 50, after };
   try {
-    const page = await get("sessions", query);
+    let page = await get("sessions", filters(after));
+    // A page of sessions may have none that fits.
+    while (search === listing && !page.sessions.length && page.next) page = await get("sessions", filters(page.next));
     if (search !== listing) return;
-    if (!after) byId("sessions").replaceChildren();
-    byId("sessions").append(...page.sessions.map(row));
+    if (!after) listed = [];
+    listed.push(...page.sessions);
+    byId("sessions").replaceChildren(...listed.map(row));
     next = page.next ?? undefined;
     byId("more").hidden = !next;
-    const length = byId("sessions").children.length;
-    byId("note").textContent = length ? `${length === 1 ? "1 session" : `${length} sessions`}${next ? ", and more" : ""}` : "No sessions";
+    byId("note").textContent = sum();
   } catch (error) {
     byId("note").textContent = error.message;
   }
@@ -83,7 +120,7 @@ function overview(session) {
     Updated: when(session.updated),
     State: [session.open ? "open" : "not open", session.running && "a turn runs"].filter(Boolean).join(", "),
     Tokens: `${count(session.inputTokens)} read, ${count(session.outputTokens)} written`,
-    Cost: session.cost ? String(session.cost) : "none known",
+    Cost: session.cost ? price(session.cost) : "None known: the server has no prices for the model",
   };
   const terms = Object.entries(facts).flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]);
   const asked = session.approvals.map((card) => el("p", { text: `${card.prompt} (${card.risk} risk, until ${when(card.expiresAt)})` }));

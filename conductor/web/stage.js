@@ -14,7 +14,7 @@ export function stage(ready) {
     if (shown === "listening") return "Listening";
     if (shown === "asking") return "Waiting for your decision";
     if (shown === "speaking") return "Speaking. Tap to interrupt";
-    if (!facts.connected) return "Connecting again";
+    if (!facts.connected) return "Waiting for the server";
     const seconds = Math.round((Date.now() - facts.since) / 1000);
     return seconds < SLOW_S ? "Thinking" : `Thinking for ${seconds} s`;
   }
@@ -40,6 +40,9 @@ export function stage(ready) {
     },
     get name() {
       return facts.name;
+    },
+    get connected() {
+      return facts.connected;
     },
     get running() {
       return RUNNING.has(facts.name);

@@ -2,8 +2,11 @@
 import { byId, offer } from "./dom.js";
 import { keep, recall } from "./store.js";
 
-/** `speak` resolves when the speech is over or was stopped; `heard` is what was said of the running one. */
-export function voice() {
+/**
+ * `speak` resolves when the speech is over or was stopped; `heard` is what was said of the running one. `word(text, end)`
+ * is called at each word with the speech and the end of the word in it, by browsers that tell.
+ */
+export function voice(word) {
   const synthesis = globalThis.speechSynthesis;
   const box = byId("voice");
   const names = byId("voice-name");
@@ -34,7 +37,11 @@ export function voice() {
         resolve();
       };
       running = { utterance, text, at: 0, over };
-      utterance.addEventListener("boundary", ({ charIndex }) => (running ? (running.at = charIndex) : 0));
+      utterance.addEventListener("boundary", ({ name, charIndex }) => {
+        if (running?.utterance !== utterance || name === "sentence") return;
+        running.at = charIndex;
+        word(text, charIndex + text.slice(charIndex).match(/^\S*/)[0].length);
+      });
       utterance.addEventListener("end", over);
       utterance.addEventListener("error", over);
       synthesis.speak(utterance);

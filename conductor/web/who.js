@@ -20,7 +20,7 @@ export function who(choose) {
     byId("model").textContent = demo ? "demo model" : (model ?? "Model");
     byId("usage").textContent = [demo && "use Claude", tokens].filter(Boolean).map((part) => ` · ${part}`).join("");
     byId("use-claude").hidden = !demo;
-    const facts = { "Tokens read": count(used.read), "Tokens written": count(used.written), Cost: cost() || "None known", Session: recall("session", "") };
+    const facts = { "Tokens read": count(used.read), "Tokens written": count(used.written), Cost: cost() || "None known: the server has no prices for this model", Session: recall("session", "") };
     byId("facts").replaceChildren(...Object.entries(facts).flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]));
   }
 

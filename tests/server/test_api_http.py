@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,7 @@ import uvloop
 
 from conductor.commands.reload import reload
 from conductor.errors import SettingsError
-from conductor.models.base import Finished, TextDelta, Usage
+from conductor.models.base import Finished, TextDelta, ToolCall, Usage
 from conductor.plugins.api.keys import read_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend
@@ -196,6 +197,27 @@ async def test_pages_give_each_session_once_by_person_and_open_or_not(tmp_path: 
             assert await listed(served, "&person=nobody") == []
             assert await listed(served, "&open=true") == ["s-5"]
             assert await listed(served, "&open=false") == [f"s-{number}" for number in range(5)]
+
+
+async def test_a_list_tells_sessions_apart_and_is_filtered_by_day_tool_and_failure() -> None:
+    price = Finished("end_turn", Usage(7, 3), cost=0.5)
+    broken = [ToolCall("c-1", "calculator", '{"expression": "1/"}')]
+    async with backend([broken, [*HELLO, price], [*HELLO, price]]) as served:
+        async with served.phone("s-1") as first, served.phone("s-2") as second:
+            await first.ask("Divide. " * 40)
+            await second.ask("Hello.")
+            one, two = (await served.ask("GET", "/v1/sessions")).body["sessions"]
+            assert (two["title"], two["tools"], two["failures"], two["cost"]) == ("Hello.", [], 0, 0.5)
+            assert one["title"] == ("Divide. " * 40)[:120]
+            assert (one["tools"], one["failures"]) == (["calculator"], 1)
+            assert await listed(served, "&tool=CALC") == await listed(served, "&failed=true") == ["s-1"]
+            assert await listed(served, "&failed=false") == ["s-2"]
+            today = datetime.datetime.now(datetime.UTC).date()
+            tomorrow, yesterday = (today + datetime.timedelta(days=days) for days in (1, -1))
+            assert await listed(served, f"&since={yesterday}&until={tomorrow}") == ["s-1", "s-2"]
+            assert await listed(served, f"&since={tomorrow}") == []
+            assert await listed(served, f"&until={yesterday}") == []
+            assert (await served.ask("GET", "/v1/sessions?since=monday")).status == 400
 
 
 async def test_a_session_shows_its_history_and_its_records() -> None:

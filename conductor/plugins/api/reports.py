@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 from collections.abc import Iterator
 from typing import Literal
 
@@ -19,6 +20,7 @@ from conductor.plugins.api.requests import ApiCall, find_session
 from conductor.plugins.api.resources import (
     CallReport,
     HistoryMessage,
+    ListQuery,
     SessionDetail,
     SessionList,
     SessionSummary,
@@ -26,6 +28,9 @@ from conductor.plugins.api.resources import (
 from conductor.plugins.page import read_replay
 from conductor.stores.base import NEVER_EXPIRES, SessionKey, Stored
 from conductor.tools.outcomes import ToolOutcome
+
+# Of what the person said first: enough to know a session again.
+MAX_TITLE_CHARS = 120
 
 
 async def list_sessions(call: ApiCall) -> SessionList:
@@ -42,8 +47,10 @@ async def list_sessions(call: ApiCall) -> SessionList:
         keys = [k for k in found if not (k.never_expires or k.subject.startswith(NEVER_EXPIRES))]
     for key in keys:
         stored = await store.read(key)  # None: it was deleted after the listing
-        if stored is not None and query.open in (None, bool(stored.meta.token)):
-            sessions.append(await asyncio.to_thread(_summary_of_any, key, stored))
+        if stored is not None and _may_match(query, stored):
+            summary = await asyncio.to_thread(_summary_of_any, key, stored)
+            if _matches(query, summary):
+                sessions.append(summary)
     last = f"{after.subject}/{after.session_id}" if after is not None and not is_last else None
     return SessionList(sessions, last)
 
@@ -60,10 +67,39 @@ async def show_records(call: ApiCall) -> msgspec.Raw:
     return msgspec.Raw(await asyncio.to_thread(read_replay, stored, call.query.number))
 
 
+def _may_match(query: ListQuery, stored: Stored) -> bool:
+    """Look at what is known without reading the records."""
+    day = datetime.datetime.fromtimestamp(stored.meta.updated, datetime.UTC).date()
+    return query.open in (None, bool(stored.meta.token)) and (query.since or day) <= day <= (
+        query.until or day
+    )
+
+
+def _matches(query: ListQuery, summary: SessionSummary) -> bool:
+    wanted = (query.tool or "").lower()
+    return query.failed in (None, summary.failures > 0) and (
+        not wanted or any(wanted in name.lower() for name in summary.tools)
+    )
+
+
 def summary_of(key: SessionKey, stored: Stored) -> SessionSummary:
     """Describe a session in a list. Raises `Unreadable`."""
     state = replay(stored.commits(), stored.meta.revision)
-    return SessionSummary(*_head(key, stored), len(state.log), len(state.questions))
+    said = (message.text for message in state.log if isinstance(message, UserMessage))
+    replies = (message for message in state.log if isinstance(message, AssistantMessage))
+    called = [call.name for reply in replies for call in reply.calls]
+    read, written, cost = state.usage
+    return SessionSummary(
+        *_head(key, stored),
+        messages=len(state.log),
+        approvals=len(state.questions),
+        title=next(said, "")[:MAX_TITLE_CHARS],
+        tools=list(dict.fromkeys(called)),
+        failures=sum(isinstance(message, ToolResult) and message.is_error for message in state.log),
+        input_tokens=read,
+        output_tokens=written,
+        cost=cost,
+    )
 
 
 def _summary_of_any(key: SessionKey, stored: Stored) -> SessionSummary:
@@ -71,7 +107,7 @@ def _summary_of_any(key: SessionKey, stored: Stored) -> SessionSummary:
     try:
         return summary_of(key, stored)
     except Unreadable:
-        return SessionSummary(*_head(key, stored), 0, 0, readable=False)
+        return SessionSummary(*_head(key, stored), readable=False)
 
 
 def _head(key: SessionKey, stored: Stored) -> tuple[str, str, str, bool]:

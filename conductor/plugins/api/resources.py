@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -50,14 +51,23 @@ class StoredSession(Resource, frozen=True):
     open: bool
 
 
-class SessionSummary(StoredSession, frozen=True):
+class SessionSummary(StoredSession, frozen=True, kw_only=True):
     """A session in a list; ``approvals`` counts the questions that wait for the person.
 
-    Without ``readable`` this version cannot read what is stored of it.
+    ``title`` is what the person said first, cut after 120 characters. ``tools`` are the names of the called
+    tools in order, ``failures`` counts the calls whose result is an error: all three as far as the messages are
+    still stored. ``cost`` is in the currency of the model's prices. Without
+    ``readable`` this version cannot read what is stored of it.
     """
 
-    messages: int
-    approvals: int
+    messages: int = 0
+    approvals: int = 0
+    title: str = ""
+    tools: list[str] = []
+    failures: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost: float = 0.0
     readable: bool = True
 
 
@@ -192,9 +202,17 @@ class PersonQuery(Body, frozen=True):
 
 
 class ListQuery(PersonQuery, frozen=True):
-    """A page of ``limit`` sessions, after the cursor ``after``; with ``open`` it may be shorter."""
+    """A page of ``limit`` sessions, after the cursor ``after``; with a filter it may be shorter.
+
+    ``since`` and ``until`` are days in UTC, both included, of a session's last change. ``tool`` is a part of
+    the name of a called tool. ``failed``: with, or without, a call whose result is an error.
+    """
 
     open: bool | None = None
+    since: datetime.date | None = None
+    until: datetime.date | None = None
+    tool: str | None = None
+    failed: bool | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
     after: Annotated[str, Meta(pattern=CURSOR)] | None = None
 

@@ -199,6 +199,6 @@ async def visiting(browser: Any, **options: Any) -> AsyncIterator[PageUser]:
     try:
         user = PageUser(await context.new_page())
         yield user
-        assert user.problems == []
+        assert user.problems == [], user.problems
     finally:
         await context.close()

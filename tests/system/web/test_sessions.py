@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -106,6 +107,23 @@ async def test_texts_of_a_session_are_shown_as_text_and_the_list_is_filtered(
         await page.locator("#events .turn").first.wait_for()
         assert await page.locator("img[src=x]").count() == 0
         assert await page.evaluate("window.ran") is None
-        await page.locator("#person").fill("nobody")
-        await page.keyboard.press("Enter")
-        await page.locator("#note", has_text="No sessions").wait_for()
+        entry, note = page.locator("#sessions button", has_text=session), page.locator("#note")
+        assert f"say {hostile}" == await entry.locator("strong").inner_text()  # the first words
+        await note.get_by_text(re.compile(r"\d sessions?: [\d,]+ tokens, no known cost")).wait_for()
+        for field, value, shown in (
+            ("tool", "lamp", False),
+            ("tool", "", True),
+            ("since", "2100-01-01", False),
+            ("since", "2001-01-01", True),
+            ("until", "2001-01-01", False),
+            ("until", "", True),
+            ("person", "nobody", False),
+            ("person", "", True),
+        ):
+            await page.locator(f"#{field}").fill(value)
+            await page.keyboard.press("Enter")
+            await entry.wait_for(state="visible" if shown else "detached")
+        await page.locator("#failed").check()
+        await page.locator("#search button").click()
+        await entry.wait_for(state="detached")
+        await note.get_by_text("No sessions").wait_for()

@@ -13,7 +13,7 @@ from tests.system.web.browser import PageUser, serving
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PICTURES = ROOT / "build" / "short-screens"
-SIZES = [(844, 390), (667, 375), (640, 400), (1280, 600), (320, 568)]
+SIZES = [(844, 390), (667, 375), (640, 400), (1280, 600), (320, 568), (390, 667), (390, 844)]
 TOKEN = "a-token-for-the-page"
 QUESTIONS = {
     "medium": ('call lamp.switch with {"room":"hall","on":true}', "Always"),
@@ -58,7 +58,7 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
 ) -> None:
     await user.page.set_viewport_size({"width": width, "height": height})
     await picture(user, f"{width}x{height}-first")
-    assert await out_of_reach(user, "#composer, #microphone, #suggestions button, #views button") == []
+    assert await out_of_reach(user, "#what, #composer, #microphone, #suggestions button, #views button") == []
     await user.ask("say good morning", "good morning")
     await picture(user, f"{width}x{height}-talk")
     assert await out_of_reach(user, "#composer, #microphone, .message, #views button") == []
@@ -70,6 +70,7 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
     buttons = await user.page.locator(".card button").all_inner_texts()
     assert buttons == ["Allow once", "For this session", always, "Edit", "Deny"]
     assert await out_of_reach(user, ".card, .card button, .card input, #composer, #views button") == []
+    assert await out_of_reach(user, "#room-heading, #lamps li, #notes li") == []
     sentence = await user.page.locator(".message.user").last.bounding_box()
     assert sentence["y"] >= (await user.page.locator("#conversation").bounding_box())["y"]
     card = await user.page.locator(".card").bounding_box()

@@ -29,7 +29,6 @@ async def test_a_first_visit_shows_instructions_and_asks_no_other_host(user: Pag
     await user.page.get_by_role("button", name="Switch on the lamp in the hall").click()
     await user.page.get_by_role("button", name="Allow once").click()
     await user.answer("The lamp in the hall is on.")
-    assert not await user.page.is_visible("#welcome")
     assert len(user.hosts) == 1
 
 
