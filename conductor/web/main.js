@@ -11,6 +11,7 @@ import { FaultySocket, faultButtons } from "./faults.js";
 import { isEcho, microphone } from "./microphone.js";
 import { answer, clearRoom, ownTools } from "./own_tools.js";
 import { recordReader, recordedCall, recordedLog, replay } from "./replay.js";
+import { rehearsal } from "./rehearsal.js";
 import { stage } from "./stage.js";
 import { keep, recall } from "./store.js";
 import { tabs, views } from "./tabs.js";
@@ -28,7 +29,7 @@ const CAPABILITIES = [
 const read = recordReader({ session: () => recall("session"), token: () => known });
 const log = conversation((id) => calls.line(id));
 const calls = callLog({ append: log.call, lookUp: (id) => recordedCall(read, id).catch(() => ({})), looksUp: () => inspects });
-const events = timeline();
+const events = timeline({ asRehearsal: (frames) => rehearsal(declared()[0], frames) });
 const turn = waterfall();
 const speech = voice((text, end) => log.light(text, end));
 const state = stage(() => ears.ready());
@@ -40,11 +41,7 @@ const cards = approvals({
 });
 const records = replay(read);
 const tools = toolList({ changed: () => client.declare(...declared()), tryOut: words.put });
-const model = who((profile) => {
-  keep("profile", profile);
-  client.close();
-  open();
-});
+const model = who({ choose: (profile) => reopen("profile", profile), instruct: (text) => reopen("instructions", text) });
 const absence = away({ tryNow: () => client.reconnect(), changed: cards.wait });
 const over = ending({
   again: takeBack,
@@ -187,6 +184,7 @@ function open() {
     token: known,
     sessionId,
     model: recall("profile"),
+    instructions: recall("instructions"),
     capabilities: CAPABILITIES,
     tools: declarations,
     handlers,
@@ -200,6 +198,13 @@ function open() {
     storage: { load: (id) => recall(`client.${id}`), save: (id, known) => keep(`client.${id}`, known) },
     speak: speech.speak,
   });
+}
+
+/** Open the session again with another of its options, which this tab keeps. */
+function reopen(option, value) {
+  keep(option, value);
+  client.close();
+  open();
 }
 
 /** Take the session back from another tab, with what was said there. */

@@ -14,8 +14,8 @@ function summaryOf({ type, payload = {} }) {
   return payload.text ?? payload.display ?? payload.message ?? payload.name ?? json(payload).replace(/\s+/g, " ");
 }
 
-/** Takes frames as {at, direction, event, turn}; `direction` is "in" or "out". */
-export function timeline() {
+/** Takes frames as {at, direction, event, turn}; `direction` is "in" or "out". `asRehearsal(frames)` gives a file's text. */
+export function timeline({ asRehearsal } = {}) {
   const list = byId("events");
   const frames = [];
   const uiCalls = new Set();
@@ -95,10 +95,10 @@ export function timeline() {
     if (!paused()) redraw();
   }
 
-  async function copy() {
+  async function copy(text, done) {
     try {
-      await navigator.clipboard.writeText(lines().join("\n"));
-      byId("timeline-note").textContent = `Copied ${lines().length} events`;
+      await navigator.clipboard.writeText(text);
+      byId("timeline-note").textContent = done;
     } catch {
       byId("timeline-note").textContent = "This browser does not let the page copy: export instead.";
     }
@@ -113,7 +113,8 @@ export function timeline() {
   byId("filter").addEventListener("input", redraw);
   byId("pings").addEventListener("change", redraw);
   byId("pause").addEventListener("click", pause);
-  byId("copy").addEventListener("click", copy);
+  byId("copy").addEventListener("click", () => copy(lines().join("\n"), `Copied ${lines().length} events`));
+  byId("copy-rehearsal")?.addEventListener("click", () => copy(asRehearsal(frames), "Copied. Save it as FILE.yaml, then: conductor rehearse run FILE.yaml"));
   byId("export").addEventListener("click", save);
   return { add, clear: () => (frames.splice(0), redraw()) };
 }

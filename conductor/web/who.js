@@ -5,8 +5,13 @@ import { keep, recall } from "./store.js";
 const DEMO = "demo";
 const NOTHING = { turns: 0, read: 0, written: 0, cost: 0 };
 
-/** `choose(profile)` opens the session again with another of the operator's models. */
-export function who(choose) {
+const MAX_INSTRUCTIONS = 4_096; // bytes
+
+/**
+ * `choose(profile)` opens the session again with another of the operator's models, `instruct(text)` with other
+ * instructions of the app.
+ */
+export function who({ choose, instruct }) {
   const profiles = byId("profile");
   let model = recall("model");
   let used = recall("used", NOTHING);
@@ -42,6 +47,16 @@ export function who(choose) {
     },
   };
 
+  function add(event) {
+    event.preventDefault();
+    const text = byId("instructions").value.trim();
+    const long = new TextEncoder().encode(text).length > MAX_INSTRUCTIONS;
+    byId("instructions-note").textContent = long ? "These are more than 4,096 bytes." : "The model reads them from the next turn on.";
+    if (!long) instruct(text);
+  }
+
+  byId("instructions").value = recall("instructions", "");
+  byId("instructions-form").addEventListener("submit", add);
   profiles.addEventListener("change", () => choose(profiles.value));
   draw();
   return {

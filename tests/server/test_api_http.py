@@ -13,7 +13,8 @@ import uvloop
 
 from conductor.commands.reload import reload
 from conductor.errors import SettingsError
-from conductor.models.base import Finished, TextDelta, ToolCall, Usage
+from conductor.messages import ToolCall
+from conductor.models.base import Finished, TextDelta, Usage
 from conductor.plugins.api.keys import read_keys
 from conductor.settings import load_settings
 from tests.server.api import KEYS, Backend, backend

@@ -55,9 +55,9 @@ class SessionSummary(StoredSession, frozen=True, kw_only=True):
     """A session in a list; ``approvals`` counts the questions that wait for the person.
 
     ``title`` is what the person said first, cut after 120 characters. ``tools`` are the names of the called
-    tools in order, ``failures`` counts the calls whose result is an error: all three as far as the messages are
-    still stored. ``cost`` is in the currency of the model's prices. Without
-    ``readable`` this version cannot read what is stored of it.
+    tools in order, ``failures`` counts the calls whose result is an error: all three as far as the messages
+    are still stored. ``cost`` is in the currency of the model's prices. Without ``readable`` this version
+    cannot read what is stored of it.
     """
 
     messages: int = 0

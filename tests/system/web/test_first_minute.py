@@ -83,7 +83,11 @@ async def test_a_lamp_that_is_on_lights_its_room(user: PageUser) -> None:
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [("not-allowed", "Allow it beside the address"), ("audio-capture", "finds no microphone"), ("odd", "(odd)")],
+    [
+        ("not-allowed", "Allow it beside the address"),
+        ("audio-capture", "finds no microphone"),
+        ("odd", "(odd)"),
+    ],
 )
 async def test_a_browser_that_refuses_the_microphone_is_quoted_in_words(
     browser: Any, address: str, error: str, words: str
@@ -162,4 +166,5 @@ async def test_words_are_lit_as_they_are_spoken(browser: Any, address: str) -> N
             await user.page.evaluate(at, index)
             assert await user.page.evaluate(LIT) == words
         await user.page.evaluate("speechSynthesis.cancel()")
-        await user.page.wait_for_function(f"{LIT} === ''")
+        await user.state("listening")  # the turn is over
+        assert await user.page.evaluate(LIT) == ""

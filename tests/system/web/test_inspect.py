@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conductor.rehearse.script import load
+from tests.conftest import Main
 from tests.system.web.browser import PageUser, serving, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -135,6 +139,35 @@ async def test_a_session_is_stepped_through_by_keyboard(user: PageUser) -> None:
     await user.page.locator(f"#record-{count}").wait_for()
     await user.page.click("#new-session")
     assert await records.locator("[role=option]").count() == 0
+
+
+async def test_what_happened_is_copied_as_a_rehearsal_that_passes(
+    browser: Any, address: str, conductor: Main, tmp_path: Path
+) -> None:
+    async with visiting(browser, permissions=["clipboard-read", "clipboard-write"]) as user:
+        await user.open(address)
+        await user.ask("what is 17% of 2340?", "397.8")
+        await user.say("Switch on the lamp in the hall")
+        await user.page.get_by_role("button", name="For this session").click()
+        await user.answer("The lamp in the hall is on.")
+        await user.say("Delete the note Milk")
+        await user.page.get_by_role("button", name="Deny").click()
+        await user.answer("I left it")
+        await user.tab("timeline")
+        await user.page.get_by_role("button", name="Copy as rehearsal").click()
+        await user.page.get_by_text("conductor rehearse run FILE.yaml").wait_for()
+        text = await user.page.evaluate("navigator.clipboard.readText()")
+    file = tmp_path / "copied.yaml"
+    file.write_text(text, encoding="utf-8")
+    copy = load(file)
+    assert [step.say for step in copy.steps] == [
+        "what is 17% of 2340?",
+        "Switch on the lamp in the hall",
+        "Delete the note Milk",
+    ]
+    assert [list(step.expect.approvals or ()) for step in copy.steps] == [[], ["allowed"], ["denied"]]
+    code, out, err = await asyncio.to_thread(conductor, "rehearse", "run", str(file), "--model", "demo")
+    assert (code, err) == (0, ""), out
 
 
 async def test_there_is_enough_contrast_in_the_dark(browser: Any, address: str) -> None:

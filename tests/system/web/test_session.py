@@ -52,6 +52,26 @@ async def test_a_badge_names_the_demo_model_and_how_to_use_claude(user: PageUser
     assert "tokens" not in await badge.inner_text()
 
 
+async def test_instructions_are_added_to_the_prompt_and_stay_over_a_reload(user: PageUser) -> None:
+    await user.page.locator("#who").click()
+    await user.page.get_by_text("System prompt: voice").click()
+    added = user.page.get_by_label("Add to it")
+    await added.fill("ä" * 2_100)
+    await user.page.get_by_role("button", name="Use", exact=True).click()
+    await user.page.get_by_text("more than 4,096 bytes").wait_for()
+    await added.fill("Talk like a pirate.")
+    await user.page.get_by_role("button", name="Use", exact=True).click()
+    await user.page.locator("#prompt-text", has_text="Talk like a pirate.").wait_for()
+    assert await user.axe() == []
+    await user.page.reload()
+    await user.page.locator("#prompt-text", has_text="Talk like a pirate.").wait_for(state="attached")
+    await user.page.locator("#who").click()
+    await user.page.get_by_text("System prompt: voice").click()
+    await added.fill("")
+    await user.page.get_by_role("button", name="Use", exact=True).click()
+    await user.page.locator("#prompt-text").filter(has_not_text="pirate").wait_for()
+
+
 async def test_a_model_is_chosen_where_the_operator_allows_it(browser: Any, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(MODELS)
