@@ -224,7 +224,12 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         state.log.append(UserMessage(record.text))
     transcripts = [record.event_id] if record.event_id else []
     state.turn = Turn(
-        f"turn_{slot_id(state)}", record.cause, record.limit_ms, transcripts, started_at=at, lang=record.lang
+        id=f"turn_{slot_id(state)}",
+        cause=record.cause,
+        left_ms=record.limit_ms,
+        transcripts=transcripts,
+        started_at=at,
+        lang=record.lang,
     )
 
 
@@ -418,7 +423,9 @@ def _speak(
     state.speeches = {key: former for key, former in state.speeches.items() if key in pending}
     turn_id, actions = (turn.id, tuple(turn.actions)) if turn is not None else ("", ())
     key = speech_id(state)
-    state.speeches[key] = Speech(key, turn_id, speech_text, text, reply, actions=actions, **fields)
+    state.speeches[key] = Speech(
+        id=key, turn_id=turn_id, speech_text=speech_text, text=text, reply_id=reply, actions=actions, **fields
+    )
 
 
 def _place_segments(state: Conversation, turn: Turn, position: int) -> None:

@@ -89,7 +89,7 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
     if answer.kind == "deny":
         return decided(view, focus, "denied", event_id, text, words=answer.words)
     if answer.kind == "wait" and focus.presented_at:
-        return [r.AnswerUnclear(focus.id, event_id, text, counts=False, waits=True)]
+        return [r.AnswerUnclear(question_id=focus.id, event_id=event_id, text=text, counts=False, waits=True)]
     if answer.kind != "allow" or not focus.presented_at:
         language = view.gate.language_of(lang) if lang else ""
         is_asked_for = answer.kind == "repeat"
@@ -114,7 +114,7 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
             since = max(visible_at, view.state.question_closed_at)
             if view.live.speech.utterance_began >= since + view.conduct.window_ms:
                 return _allowed(view, cards[0], answer, event_id, text)
-        return [r.AnswerUnclear(cards[0].id, event_id, text, counts=False)]
+        return [r.AnswerUnclear(question_id=cards[0].id, event_id=event_id, text=text, counts=False)]
     if answer.kind != "deny":
         return None
     records: list[r.Record] = []
@@ -149,7 +149,11 @@ def present_again(
     asked = replace(question, language=language or question.language)
     words = view.gate.prompt(asked, 0 if is_asked_for else 1 + unclear)
     prompt = r.PromptSpoken(question.id, words, language=language)
-    return [r.AnswerUnclear(question.id, event_id, text, counts), prompt] if text else [prompt]
+    return (
+        [r.AnswerUnclear(question_id=question.id, event_id=event_id, text=text, counts=counts), prompt]
+        if text
+        else [prompt]
+    )
 
 
 def prompt_heard(state: Conversation, speech_id: str) -> list[r.Record]:
@@ -253,7 +257,14 @@ def decided(
         outcome, refusal = "expired", not_answered("expired")
     elif allows and (forbidden := view.gate.refusal(question, edit.arguments if edit else "")) is not None:
         outcome, refusal = "superseded", forbidden
-    record = r.QuestionDecided(question.id, question.call_id, outcome, event_id, text, decided_by=decided_by)
+    record = r.QuestionDecided(
+        question_id=question.id,
+        call_id=question.call_id,
+        outcome=outcome,
+        event_id=event_id,
+        text=text,
+        decided_by=decided_by,
+    )
     grants = ""
     if refusal is None:
         # The model reads the person's words with the result ("yes, but only the first").
@@ -277,11 +288,17 @@ def _following(view: View, question: Question, outcome: Outcome, grants: str) ->
         if sibling.id == question.id:
             continue
         if sibling.form is None and outcome == "denied" and sibling.digest == question.digest:
-            records.append(r.QuestionDecided(sibling.id, sibling.call_id, "denied"))
+            records.append(
+                r.QuestionDecided(question_id=sibling.id, call_id=sibling.call_id, outcome="denied")
+            )
             records += _result(view, sibling, denied(None))
         elif grants and _is_granted(view, sibling, grants):
             notes = ("The user allowed this call.",)
-            records.append(r.QuestionDecided(sibling.id, sibling.call_id, "allowed", notes=notes))
+            records.append(
+                r.QuestionDecided(
+                    question_id=sibling.id, call_id=sibling.call_id, outcome="allowed", notes=notes
+                )
+            )
         else:
             waiting.append(sibling)
     if waiting and not waiting[0].card and waiting[0].presentations == 0:

@@ -41,7 +41,13 @@ def events(state: Conversation, record: r.Record, at: int, turn: Turn | None) ->
     """
     record_events = []
     for slot, kind, payload in _payloads(state, record, at, turn):
-        event = Event(f"evt_{slot_id(state, slot)}", kind, payload.TYPE, encode_payload(payload), at)
+        event = Event(
+            id=f"evt_{slot_id(state, slot)}",
+            kind=kind,
+            type=payload.TYPE,
+            payload=encode_payload(payload),
+            at=at,
+        )
         match payload:
             case ToolCallEvent():
                 event.call_id = payload.call_id

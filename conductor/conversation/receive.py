@@ -65,16 +65,18 @@ def receive(view: View, event_id: str, event: object) -> Response:
         case client.ToolResultEvent() | client.ToolCancelled() | client.ToolAccepted():
             return _report(view, event)
         case client.AgentCompleted():
-            notice = Notice(agent_notice(event), view.now() + view.conduct.notice_ms)
+            notice = Notice(text=agent_notice(event), expires_at=view.now() + view.conduct.notice_ms)
             return [r.NoticeTaken(event_id, notice)]
         case AppText() if len(view.state.notices) >= MAX_NOTICES:
             return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
         case AppText():
             # The app reports what others have written, such as a message.
-            notice = Notice(app_facts(event.text), untrusted=True)
+            notice = Notice(text=app_facts(event.text), untrusted=True)
             if event.is_spoken:
                 expires_at = view.now() + view.conduct.notice_ms
-                notice = Notice(app_words(event.text), expires_at, untrusted=True, words=event.text)
+                notice = Notice(
+                    text=app_words(event.text), expires_at=expires_at, untrusted=True, words=event.text
+                )
             return [r.NoticeTaken(event_id, notice)]
     return []
 
@@ -130,9 +132,11 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
     if was_handled(view.state, event_id, event):
         return []
     if view.state.turn is not None:
-        return [r.AnswerUnclear(question_id, event_id, event.text.strip(), counts=False)]
+        return [
+            r.AnswerUnclear(question_id=question_id, event_id=event_id, text=event.text.strip(), counts=False)
+        ]
     started = turn_started(view, "transcript", event_id, event.text.strip(), lang=event.lang or "")
-    return [started, r.TurnEnded("interrupted", follows=view.follows)]
+    return [started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 
 def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
@@ -233,12 +237,14 @@ def _report(
         return [r.JobAccepted(replace(late, expires_at=now + view.conduct.job_ms, job=True))]
     if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
         return []  # the model knows already that it was cancelled
-    closed = Call(late.call_id, late.name, source="device", effect=late.effect, untrusted=late.untrusted)
+    closed = Call(
+        id=late.call_id, name=late.name, source="device", effect=late.effect, untrusted=late.untrusted
+    )
     result = finish(view, closed, _outcome(event, late.effect, view.seconds_since(late.started_at))).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
     expires_at = now + view.conduct.notice_ms if starts_turn else 0
     note = late_result(late.name, late.arguments, result.content)
-    notice = Notice(note, expires_at, late.untrusted, late=True)
+    notice = Notice(text=note, expires_at=expires_at, untrusted=late.untrusted, late=True)
     return [r.LateFinished(late.call_id, notice, starts_turn)]
 
 

@@ -118,7 +118,7 @@ class NoticeTaken(Fact, frozen=True):
 # -- a turn
 
 
-class TurnStarted(Fact, frozen=True):
+class TurnStarted(Fact, frozen=True, kw_only=True):
     """A turn started: about ``text``, about the notices, or about the call of a ``tool`` by a program.
 
     Messages before the position ``trim`` are dropped; ``summary`` covers them.
@@ -159,7 +159,7 @@ class ReplyBroken(Fact, frozen=True):
     is_lost: bool = False
 
 
-class ReplyLogged(Fact, frozen=True):
+class ReplyLogged(Fact, frozen=True, kw_only=True):
     """The model replied.
 
     ``calls`` are the reply's calls as the gate decided about them. ``speech_text`` is the reply for the ear,
@@ -185,7 +185,7 @@ class DeviceWanted(Fact, frozen=True):
     calls: tuple[str, ...]
 
 
-class CallFinished(Fact, frozen=True):
+class CallFinished(Fact, frozen=True, kw_only=True):
     """A call has its only result; the last one of a reply closes the round.
 
     ``late``: the true result may still come. ``unknown``: the call may have changed something. ``tool`` and
@@ -203,7 +203,7 @@ class CallFinished(Fact, frozen=True):
     unknown: UnknownCall | None = None
 
 
-class TurnEnded(Fact, frozen=True):
+class TurnEnded(Fact, frozen=True, kw_only=True):
     """The turn ended.
 
     ``results`` finish the open calls; the app is told to cancel the device calls ``cancelled``. The questions
@@ -259,7 +259,7 @@ class PromptCut(Fact, frozen=True):
     repeat_at: int
 
 
-class AnswerUnclear(Fact, frozen=True):
+class AnswerUnclear(Fact, frozen=True, kw_only=True):
     """The person's words decided nothing. One that ``counts`` uses up one of the repetitions.
 
     ``waits``: the question is not repeated, since the person wants time.
@@ -272,7 +272,7 @@ class AnswerUnclear(Fact, frozen=True):
     waits: bool = False
 
 
-class QuestionDecided(Fact, frozen=True):
+class QuestionDecided(Fact, frozen=True, kw_only=True):
     """A question was decided, by the words ``text`` of a transcript, by a tap, or by a key ``decided_by``.
 
     ``arguments`` and ``digest`` replace those of an edited call. ``grants`` are the session's encoded grants
@@ -348,7 +348,7 @@ def answers(records: Sequence[Record]) -> Iterator[tuple[str, Any]]:
                 yield record.speech_id, None
 
 
-class Commit(Value, frozen=True):
+class Commit(Value, frozen=True, kw_only=True):
     """Records that happened together: one append to the store.
 
     ``claim`` is its author, empty for that of the commit before, and ``at`` its time in epoch milliseconds.

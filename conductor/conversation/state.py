@@ -33,7 +33,7 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the state that is replaced, never changed."""
 
 
-class Profile(Value, frozen=True):
+class Profile(Value, frozen=True, kw_only=True):
     """The client's declaration; ``tools`` are MCP declarations, None for the catalog."""
 
     capabilities: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Profile(Value, frozen=True):
     traceparent: str | None = None
 
 
-class Call(Part):
+class Call(Part, kw_only=True):
     """A tool call of the running turn.
 
     ``arguments`` is JSON as the call runs; ``digest`` binds a decision to tool and arguments. A call with
@@ -89,7 +89,7 @@ class Call(Part):
         return self.source == "device"
 
 
-class Turn(Part):
+class Turn(Part, kw_only=True):
     """The running turn.
 
     The clock stands while a person decides: ``left_ms`` is left of the limit at ``running_since``, which is 0
@@ -131,7 +131,7 @@ class Form(Value, frozen=True):
     schema: dict[str, Any]
 
 
-class Question(Part):
+class Question(Part, kw_only=True):
     """A call that waits for a person's decision.
 
     ``id`` is the approval id. ``arguments`` and ``redacted_arguments`` are JSON, ``prompt`` the question in
@@ -171,7 +171,7 @@ class Question(Part):
     language: str = "en"
 
 
-class Speech(Part):
+class Speech(Part, kw_only=True):
     """A ``tts.speak``.
 
     ``text`` is its message up to the end of this speech, ``preceding`` the part before, ``speech_text`` the
@@ -192,7 +192,7 @@ class Speech(Part):
     actions: tuple[str, ...] = ()
 
 
-class LateCall(Value, frozen=True):
+class LateCall(Value, frozen=True, kw_only=True):
     """A device call that was closed without its result, which may still come.
 
     ``starts_turn``: the result starts a turn of its own if no turn is running; that of a ``job`` always does.
@@ -225,7 +225,7 @@ class Input(Value, frozen=True):
     lang: str = ""
 
 
-class Notice(Value, frozen=True):
+class Notice(Value, frozen=True, kw_only=True):
     """A text of the server for the model. Until ``expires_at`` it starts a turn of its own.
 
     ``words`` of the app's backend are the whole reply of that turn. ``late``: it is a note of its own.
@@ -245,7 +245,7 @@ class Summary(Value, frozen=True):
     untrusted: bool = False
 
 
-class Event(Part):
+class Event(Part, kw_only=True):
     """An event for the client; every kind but ``flash`` stays until it is acknowledged.
 
     ``payload`` is JSON. ``effect`` and ``limit_ms`` are those of a call. ``withheld``: an earlier process of
@@ -283,7 +283,7 @@ def former_id(event_id: str, words: int) -> str:
     return f"{event_id} {words:x}"
 
 
-class Conversation(Part):
+class Conversation(Part, kw_only=True):
     """A session. The first message of ``log`` has the position ``log_start``.
 
     ``at`` is the time of the last commit: no later owner's clock is behind it.

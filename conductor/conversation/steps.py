@@ -71,7 +71,7 @@ def next_step(view: View) -> Step:
     if turn.calls:
         return _round(view, turn.calls)
     if turn.cause == "request":
-        return [TurnEnded("answered", follows=view.follows)]
+        return [TurnEnded(reason="answered", follows=view.follows)]
     if turn.attempts > view.conduct.max_attempts:
         return [ended(view, "failed", error="model_provider_failed")]
     if turn.reply_text and view.live.model.request != (turn.id, turn.rounds, turn.retries):
@@ -94,7 +94,7 @@ def _begin(view: View) -> Step:
         started = turn_started(view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang)
         if view.conduct.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
-            return [started, TurnEnded("interrupted", follows=True)]
+            return [started, TurnEnded(reason="interrupted", follows=True)]
         return [*remembered(view, waiting.text), started]
     if live.openings.refused_input:
         return _speak(view, "refused", view.conduct.failures.get("rate_limited", ""))
@@ -114,7 +114,7 @@ def _begin(view: View) -> Step:
 
 def _speak(view: View, cause: Cause, sentence: str) -> list[Record]:
     """Make a turn that speaks a sentence."""
-    end = TurnEnded("answered", apology=sentence, speech_text=for_the_ear(sentence))
+    end = TurnEnded(reason="answered", apology=sentence, speech_text=for_the_ear(sentence))
     return [turn_started(view, cause), end]
 
 

@@ -21,7 +21,7 @@ def remembered(view: View, text: str) -> list[r.Record]:
     if state.log_start or any(isinstance(message, UserMessage) for message in state.log):
         return []
     memories = view.gate.memories(text)
-    return [r.NoticeTaken("", Notice(memories, untrusted=True, late=True))] if memories else []
+    return [r.NoticeTaken("", Notice(text=memories, untrusted=True, late=True))] if memories else []
 
 
 def turn_started(
@@ -37,8 +37,8 @@ def turn_started(
         trim, summary = max(trim, ready[0]), ready[1]
     trim = trim if trim > state.log_start else 0
     return r.TurnStarted(
-        cause,
-        view.conduct.turn_ms,
+        cause=cause,
+        limit_ms=view.conduct.turn_ms,
         event_id=event_id,
         text=text,
         tool=tool,
@@ -62,11 +62,15 @@ def replied(
     has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
     in_segments = view.state.turn is not None and bool(view.state.turn.reply_id)
     reply = r.ReplyLogged(
-        message, calls, "" if has_device_call and not in_segments else speech_text, paused, usage
+        message=message,
+        calls=calls,
+        speech_text="" if has_device_call and not in_segments else speech_text,
+        paused=paused,
+        usage=usage,
     )
     if calls or paused:
         return [reply]
-    return [reply, r.TurnEnded("answered", follows=view.follows)]
+    return [reply, r.TurnEnded(reason="answered", follows=view.follows)]
 
 
 def ended(
@@ -109,16 +113,16 @@ def ended(
         apology = _apology(view, turn, failure or error, back)
         speech_text = for_the_ear(apology) if apology else ""
     return r.TurnEnded(
-        reason,
-        event_id,
-        text,
-        results,
-        cancelled,
-        tuple(view.state.questions),
-        error if turn.cause != "request" else None,
-        apology,
-        speech_text,
-        view.follows if follow is None else follow,
+        reason=reason,
+        event_id=event_id,
+        text=text,
+        results=results,
+        cancelled=cancelled,
+        superseded=tuple(view.state.questions),
+        error=error if turn.cause != "request" else None,
+        apology=apology,
+        speech_text=speech_text,
+        follows=view.follows if follow is None else follow,
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a type only
     from conductor.tools.judge import Answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """The events for a new connection: their speeches and cards, in their order.
 
@@ -173,7 +173,7 @@ class Summaries:
     ready: tuple[int, Summary] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
     """The facts of this process that are not stored, by owner: one module writes the fields of each part."""
 
@@ -190,10 +190,10 @@ class Live:
 
 def live_of(conduct: Conduct) -> Live:
     """Make the facts of a process that has just taken a session."""
-    return Live(Writing(HistoryBudget(conduct.history_tokens, conduct.window_tokens)))
+    return Live(model=Writing(HistoryBudget(conduct.history_tokens, conduct.window_tokens)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class View:
     """All that a decision reads: the state, the facts of this process, the gate, and the settings.
 
@@ -232,15 +232,15 @@ def finish(
     outcome, ran = with_timing(outcome, 0.0, call.notes), bool(call.started_at)
     facts = outcome.metadata
     return CallFinished(
-        view.gate.result(call, outcome),
-        call.name if ran else "",
-        call.source if ran else "",
-        outcome.error_type,
-        facts.reason,
-        facts.execution_time_ms,
-        facts.data_size_bytes,
-        late,
-        unknown,
+        result=view.gate.result(call, outcome),
+        tool=call.name if ran else "",
+        source=call.source if ran else "",
+        error_type=outcome.error_type,
+        reason=facts.reason,
+        took_ms=facts.execution_time_ms,
+        size=facts.data_size_bytes,
+        late=late,
+        unknown=unknown,
     )
 
 
@@ -259,15 +259,15 @@ _LATE_ARGUMENTS_BYTES = 1_000
 def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: bool = False) -> LateCall:
     """Make the memory of a call whose result may come later."""
     return LateCall(
-        call.id,
-        call.name,
-        call.effect,
-        expires_at,
-        call.started_at,
-        call.untrusted,
-        starts_turn,
-        job,
-        truncate(call.arguments, _LATE_ARGUMENTS_BYTES),
+        call_id=call.id,
+        name=call.name,
+        effect=call.effect,
+        expires_at=expires_at,
+        started_at=call.started_at,
+        untrusted=call.untrusted,
+        starts_turn=starts_turn,
+        job=job,
+        arguments=truncate(call.arguments, _LATE_ARGUMENTS_BYTES),
     )
 
 

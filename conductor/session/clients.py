@@ -256,7 +256,7 @@ def _declared(
 ) -> Profile:
     """Make the profile that a client declares; fields that it leaves out keep their former values."""
     return Profile(
-        capabilities,
+        capabilities=capabilities,
         locale=event.locale or former.locale,
         lang=event.lang or former.lang,
         time_zone=event.time_zone or former.time_zone,

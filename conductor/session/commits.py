@@ -237,7 +237,9 @@ class Commits:
 
     def _commit(self, at: int, records: tuple[r.Record, ...] = (), acked: tuple[str, ...] = ()) -> r.Commit:
         token = self._claim.token
-        return r.Commit("" if self._state.claim == token else token, at, records, acked)
+        return r.Commit(
+            claim="" if self._state.claim == token else token, at=at, records=records, acked=acked
+        )
 
     async def _settle(self) -> bool:
         """Find out about the commit in doubt, and apply it if it is recorded; False without one.

@@ -74,7 +74,10 @@ class SubjectRecords:
                 size = sum(len(data) for data in claim.commits[1:])
                 snapshot = len(claim.commits) >= SNAPSHOT_COMMITS or size >= SNAPSHOT_BYTES
                 commit = Commit(
-                    claim.token, epoch_ms(), (FieldSet(name, value),), state=state if snapshot else None
+                    claim=claim.token,
+                    at=epoch_ms(),
+                    records=(FieldSet(name, value),),
+                    state=state if snapshot else None,
                 )
                 try:
                     await self._store.append(claim, claim.token, encode(commit), snapshot=snapshot)

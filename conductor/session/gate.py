@@ -248,22 +248,22 @@ class SessionGate(CallGate):
         spec = ready.spec
         is_free = verdict is None and spec.effect == "read"
         return Call(
-            call.call_id,
-            call.name,
-            msgspec.json.encode(ready.arguments).decode(),
-            spec.source,
-            spec.effect,
-            spec.risk,
-            round(executor.timeout(spec) * 1000),
-            spec.interactive,
-            spec.untrusted,
-            spec.on_interrupt,
+            id=call.call_id,
+            name=call.name,
+            arguments=msgspec.json.encode(ready.arguments).decode(),
+            source=spec.source,
+            effect=spec.effect,
+            risk=spec.risk,
+            limit_ms=round(executor.timeout(spec) * 1000),
+            interactive=spec.interactive,
+            untrusted=spec.untrusted,
+            on_interrupt=spec.on_interrupt,
             # A free read is never asked about, and never has an unknown effect.
-            "" if is_free else arguments_digest(spec.name, ready.arguments),
-            "free" if verdict is None else "needed",
-            () if verdict is None else verdict.reasons,
-            () if verdict is None else verdict.cautions,
-            ready.notes,
+            digest="" if is_free else arguments_digest(spec.name, ready.arguments),
+            consent="free" if verdict is None else "needed",
+            reasons=() if verdict is None else verdict.reasons,
+            cautions=() if verdict is None else verdict.cautions,
+            notes=ready.notes,
             # A free read of the device is not looked up again.
             fingerprint=spec.fingerprint
             if verdict or spec.effect != "read" or spec.source != "device"
@@ -273,8 +273,8 @@ class SessionGate(CallGate):
     def _refused(self, call: ToolCall, outcome: ToolOutcome) -> Call:
         is_denied = outcome.error_type == "permission_denied"
         return Call(
-            call.call_id,
-            call.name,
+            id=call.call_id,
+            name=call.name,
             consent="denied" if is_denied else "free",
             result=self.executor.to_result(call.call_id, outcome),
         )

@@ -181,7 +181,9 @@ class Loop:
             started = turn_started(session.view, "request", tool=call.name)
             return [
                 started,
-                r.ReplyLogged(AssistantMessage(text="", calls=(call,), untrusted=True), prepared),
+                r.ReplyLogged(
+                    message=AssistantMessage(text="", calls=(call,), untrusted=True), calls=prepared
+                ),
             ]
 
         await session.commits.take(step, records, gives_up=False)
@@ -259,7 +261,9 @@ class Loop:
         questions = [
             question.id for question in session.state.questions.values() if question.call_id == call.id
         ]
-        records: list[r.Record] = [r.QuestionDecided(key, call.id, "superseded") for key in questions]
+        records: list[r.Record] = [
+            r.QuestionDecided(question_id=key, call_id=call.id, outcome="superseded") for key in questions
+        ]
         if outcome.error_type == "unknown":
             result = finish_without_result(session.view, current, outcome, starts_turn=False)
         else:

@@ -102,7 +102,13 @@ class Outbox:
         cards = [entry.event.call_id for entry in entries if entry.event.kind == "approval"]
         is_sent = any(entry.is_sent and entry.event.kind in _UI_CALLS for entry in entries)
         waits = len(speeches) > 1 and not transport.segments
-        return Replay(speeches, cards, is_sent and not transport.resumes, waits, state)
+        return Replay(
+            speeches=speeches,
+            cards=cards,
+            unconfirmed=is_sent and not transport.resumes,
+            waits=waits,
+            state=state,
+        )
 
     def is_ui_call(self, call_id: str) -> bool:
         """Tell whether it is an unanswered UI call."""
@@ -166,7 +172,7 @@ class Outbox:
             seconds = limits.speech_timeout + characters * limits.speech_seconds_per_char
         elif event.kind != "call":
             seconds = limits.ui_timeout
-        entry = Entry(event, round(seconds * 1000), frame)
+        entry = Entry(event=event, limit_ms=round(seconds * 1000), frame=frame)
         if event.kind == "state":
             self._last_state = event
         last = next(reversed(self._entries.values()), None)

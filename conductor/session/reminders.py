@@ -118,7 +118,9 @@ class Reminders:
         event_id = f"{reminder.id}@{reminder.due_ms}"
         is_late = self._wall() - reminder.due_ms > _LOOK_MS
         text = reminder_notice(reminder.text, reminder.local, late=is_late)
-        notice = Notice(text, self._now() + session.conduct.notice_ms, reminder.untrusted)
+        notice = Notice(
+            text=text, expires_at=self._now() + session.conduct.notice_ms, untrusted=reminder.untrusted
+        )
 
         def decision() -> list[Record]:
             # It may have been told before this session was restored.

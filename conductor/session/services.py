@@ -132,7 +132,7 @@ def load_judges() -> Mapping[str, ApprovalJudge[Any]]:
     return {name: plugin.make(ApprovalJudge) for name, plugin in plugins(JUDGES).items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Services:
     """The services that all sessions of a server share.
 

@@ -101,7 +101,9 @@ class Session:
         self.gate = SessionGate(
             services, self.key, state, self.observer, now, person=lambda: weak.person_fields
         )
-        self.view = View(state, live_of(self.conduct), self.gate, self.conduct, now)
+        self.view = View(
+            state=state, live=live_of(self.conduct), gate=self.gate, conduct=self.conduct, now=now
+        )
         self.outbox = Outbox(
             self.key.session_id,
             nonce(claim.token),
@@ -251,7 +253,7 @@ class Session:
         if self.state.turn is None:
             return None if self.state.is_new else []
         end = ended(self.view, "failed", error="store_unavailable", follow=False)
-        return advance(self.state, r.Commit("", self.view.now(), (end,)))
+        return advance(self.state, r.Commit(claim="", at=self.view.now(), records=(end,)))
 
     def rolled_back(self) -> None:
         """Learn that the store has lost commits; this session has written its own again."""

@@ -48,7 +48,7 @@ class Transport(Protocol):
         """Unbind from the session; if its state is only ``stale``, bind to it again."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Entry:
     """An unacknowledged event.
 

@@ -267,9 +267,17 @@ async def _steps(store: SessionLog) -> ToolMetrics:
 def _step(token: str, number: int) -> bytes:
     arguments = '{"id":"a-77"}'
     call = ToolCall(f"call-{number}", "agent.status", arguments)
-    checked = Call(call.call_id, call.name, arguments, "device", "read", started_at=1, claim=token)
-    reply = ReplyLogged(AssistantMessage(text="I look.", calls=(call,)), (checked,))
-    return encode(Commit(token, 1, (reply,)))
+    checked = Call(
+        id=call.call_id,
+        name=call.name,
+        arguments=arguments,
+        source="device",
+        effect="read",
+        started_at=1,
+        claim=token,
+    )
+    reply = ReplyLogged(message=AssistantMessage(text="I look.", calls=(call,)), calls=(checked,))
+    return encode(Commit(claim=token, at=1, records=(reply,)))
 
 
 async def _turns(url: str, *, pinned: bool, seconds: float) -> ToolMetrics:

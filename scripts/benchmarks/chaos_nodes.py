@@ -154,7 +154,7 @@ def emit_first() -> None:
 
     async def recorded(commits: Any, records: Sequence[Record]) -> None:
         key, transport = commits._claim.key, commits._outbox.transport
-        commit = Commit(commits._claim.token, commits._view.now(), tuple(records))
+        commit = Commit(claim=commits._claim.token, at=commits._view.now(), records=tuple(records))
         events = advance(deepcopy(commits._view.state), commit)
         for event in events if transport is not None else ():
             if event.kind != "flash":

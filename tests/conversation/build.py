@@ -128,10 +128,16 @@ def view(
         calls = {*(call.id for call in state.calls), *state.speeches, *state.late_calls}
         calls |= {event.call_id for event in state.outbound.values()}
         live.outbox.unanswered = {call_id: Waiting() for call_id in calls.difference(was_sent)}
-    return View(state, live, gate or Gate(memories), conduct, now if callable(now) else lambda: now)
+    return View(
+        state=state,
+        live=live,
+        gate=gate or Gate(memories),
+        conduct=conduct,
+        now=now if callable(now) else lambda: now,
+    )
 
 
-CARDS = Profile(("approval", "cancel", "late", "activity"))
+CARDS = Profile(capabilities=("approval", "cancel", "late", "activity"))
 VOICE = Profile()
 
 
@@ -139,15 +145,15 @@ def fold(*records: r.Record, at: int = NOW, state: Conversation | None = None) -
     """Make a state of records, each a commit of its own; a given state is not changed."""
     state = copy.deepcopy(state) if state is not None else Conversation()
     if not state.claims:
-        advance(state, r.Commit(CLAIM, at, (r.Claimed(CLAIM),)))
+        advance(state, r.Commit(claim=CLAIM, at=at, records=(r.Claimed(CLAIM),)))
     for record in records:
-        advance(state, r.Commit(CLAIM, at, (record,)))
+        advance(state, r.Commit(claim=CLAIM, at=at, records=(record,)))
     return state
 
 
 def events_of(state: Conversation, *records: r.Record, at: int = NOW) -> list[Event]:
     """Give the events of records, in a commit after a state, which is not changed."""
-    return advance(copy.deepcopy(state), r.Commit(CLAIM, at, records))
+    return advance(copy.deepcopy(state), r.Commit(claim=CLAIM, at=at, records=records))
 
 
 def shapes(events: Sequence[Event]) -> list[str]:
@@ -156,40 +162,58 @@ def shapes(events: Sequence[Event]) -> list[str]:
 
 # -- parts of a story
 
-STARTED = r.TurnStarted("transcript", 120_000, "words-1", "go")
+STARTED = r.TurnStarted(cause="transcript", limit_ms=120_000, event_id="words-1", text="go")
 
 
 def device(call_id: str = "c1", effect: Any = "write", **fields: Any) -> Call:
-    return Call(call_id, "device.do", "{}", "device", effect, digest=f"digest {call_id}", **fields)
+    return Call(
+        id=call_id,
+        name="device.do",
+        arguments="{}",
+        source="device",
+        effect=effect,
+        digest=f"digest {call_id}",
+        **fields,
+    )
 
 
 def local(call_id: str = "c1", effect: Any = "read", **fields: Any) -> Call:
-    return Call(call_id, "local.sum", "{}", "builtin", effect, digest=f"digest {call_id}", **fields)
+    return Call(
+        id=call_id,
+        name="local.sum",
+        arguments="{}",
+        source="builtin",
+        effect=effect,
+        digest=f"digest {call_id}",
+        **fields,
+    )
 
 
 def replied(*calls: Call, text: str = "", speech_text: str = "") -> r.ReplyLogged:
     tool_calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in calls)
-    return r.ReplyLogged(AssistantMessage(text=text, calls=tool_calls), calls, speech_text)
+    return r.ReplyLogged(
+        message=AssistantMessage(text=text, calls=tool_calls), calls=calls, speech_text=speech_text
+    )
 
 
 def finished(call_id: str = "c1", error_type: ErrorType = "none", **fields: Any) -> r.CallFinished:
     """Make the end of a device call; one that never ran has an empty ``tool`` and ``source``."""
     fields = {"tool": "device.do", "source": "device", "error_type": error_type, **fields}
-    return r.CallFinished(fields.pop("result", result(call_id, error_type)), **fields)
+    return r.CallFinished(result=fields.pop("result", result(call_id, error_type)), **fields)
 
 
 def question(number: int = 1, call_id: str = "c1", **fields: Any) -> Question:
     fields = {"expires_at": NOW + 600_000, **fields}
     return Question(
-        f"q{number}",
-        "batch",
-        call_id,
-        "device.do",
-        "{}",
-        "{}",
-        f"digest {call_id}",
-        "May I?",
-        "medium",
+        id=f"q{number}",
+        batch_id="batch",
+        call_id=call_id,
+        tool="device.do",
+        arguments="{}",
+        redacted_arguments="{}",
+        digest=f"digest {call_id}",
+        prompt="May I?",
+        risk="medium",
         scopes=("once", "session"),
         **fields,
     )

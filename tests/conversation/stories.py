@@ -36,7 +36,7 @@ def in_turn(*records: r.Record) -> Conversation:
 
 def over(state: Conversation) -> Conversation:
     """End the turn of a state."""
-    return fold(r.TurnEnded("answered"), state=state)
+    return fold(r.TurnEnded(reason="answered"), state=state)
 
 
 def speech(state: Conversation, number: int = 0) -> str:
@@ -58,17 +58,19 @@ CALLED = in_turn(replied(device()))
 CALLED_TO_READ = in_turn(replied(device(effect="read")))
 DONE = in_turn(replied(device()), finished())
 BEFORE_INPUT = in_turn(r.InputQueued("w1", "one"))
-LATE_CALL = LateCall("c1", "device.do", "write", UNTIL, NOW, arguments="{}")
+LATE_CALL = LateCall(
+    call_id="c1", name="device.do", effect="write", expires_at=UNTIL, started_at=NOW, arguments="{}"
+)
 LATE_READ = changed(LATE_CALL, effect="read")
 UNKNOWN = UnknownCall("digest c1", UNTIL)
-STARTS = r.TurnStarted("transcript", 120_000, "e1", "hi")
-REPLACED = r.TurnEnded("interrupted", follows=True)
+STARTS = r.TurnStarted(cause="transcript", limit_ms=120_000, event_id="e1", text="hi")
+REPLACED = r.TurnEnded(reason="interrupted", follows=True)
 NOTHING_SENT: Facts = {"was_sent": ()}
 FOR_ANOTHER: Facts = {"is_suspended": True}
 OWLS: Facts = {"memories": "Likes owls."}
-REMEMBERED = r.NoticeTaken("", Notice("Likes owls.", untrusted=True, late=True))
-STOPPED = r.TurnEnded("interrupted")
-BARGED_IN = r.TurnEnded("interrupted", "e1")
+REMEMBERED = r.NoticeTaken("", Notice(text="Likes owls.", untrusted=True, late=True))
+STOPPED = r.TurnEnded(reason="interrupted")
+BARGED_IN = r.TurnEnded(reason="interrupted", event_id="e1")
 NO_ANSWER = finished("c1", "approval_timeout", tool="", source="", reason="superseded")
 LOST = finished("c1", "unknown", reason="interrupted", late=LATE_CALL, unknown=UNKNOWN)
 NOT_SENT = finished("c1", "cancelled", reason="interrupted", late=LATE_CALL)

@@ -105,9 +105,12 @@ def changes_of(state: Conversation, record: r.Record) -> Changes:
 # -- parts of the literals
 
 GO, YES = UserMessage("go"), AssistantMessage(text="Yes.")
-TRANSCRIPT, REFUSED = r.TurnStarted("transcript", 9_000), r.TurnStarted("refused", 9_000)
-ENDED = r.TurnEnded("answered")
-GERMAN_VOICE, GERMAN_CARDS = Profile(lang="de"), Profile(("approval",), lang="de")
+TRANSCRIPT, REFUSED = (
+    r.TurnStarted(cause="transcript", limit_ms=9_000),
+    r.TurnStarted(cause="refused", limit_ms=9_000),
+)
+ENDED = r.TurnEnded(reason="answered")
+GERMAN_VOICE, GERMAN_CARDS = Profile(lang="de"), Profile(capabilities=("approval",), lang="de")
 
 LATE = LateCall(call_id="c1", name="device.do", effect="write", expires_at=NOW + 60_000)
 JOB = replace(LATE, job=True)
@@ -118,16 +121,19 @@ TOO_LATE = finished(
 )
 FORBIDDEN = finished("c1", "permission_denied", tool="", source="")
 
-NEWS = Notice("News.", NOW + 9_000)
-TAXI = Notice("The taxi.", NOW + 9_000, words="Your taxi is here.")
-BUS = Notice("The bus.", NOW + 9_000, words="Your bus is here.")
-OLD, OLD_DATA = Notice("Old.", LATER), Notice("Old data.", LATER, untrusted=True)
-RESULT = Notice("A result.", NOW + 9_000, late=True)
-DATA = Notice("Data.", untrusted=True, late=True)
+NEWS = Notice(text="News.", expires_at=NOW + 9_000)
+TAXI = Notice(text="The taxi.", expires_at=NOW + 9_000, words="Your taxi is here.")
+BUS = Notice(text="The bus.", expires_at=NOW + 9_000, words="Your bus is here.")
+OLD, OLD_DATA = (
+    Notice(text="Old.", expires_at=LATER),
+    Notice(text="Old data.", expires_at=LATER, untrusted=True),
+)
+RESULT = Notice(text="A result.", expires_at=NOW + 9_000, late=True)
+DATA = Notice(text="Data.", untrusted=True, late=True)
 LATE_NOTES = [Note("A result."), Note("Data.", untrusted=True)]
 LONG_NOTE = Note("a" * 10_000 + "\n\n" + "b" * 6_334 + "\n[shortened: 3,666 of 20,002 bytes are missing]")
-SIXTEEN = [Notice(f"n{number}") for number in range(16)]
-SIXTEEN_LATE = [Notice(f"n{number}", late=True) for number in range(16)]
+SIXTEEN = [Notice(text=f"n{number}") for number in range(16)]
+SIXTEEN_LATE = [Notice(text=f"n{number}", late=True) for number in range(16)]
 
 
 def noticed(*notices: Notice) -> Conversation:
@@ -169,7 +175,7 @@ def acknowledged(state: Conversation, *, but: Kind | None = None) -> Conversatio
     """Make a state whose events are acknowledged, ``but`` those of a kind."""
     after = copy.deepcopy(state)
     acked = tuple(event.id for event in state.outbound.values() if event.kind != but)
-    advance(after, r.Commit(CLAIM, NOW, acked=acked))
+    advance(after, r.Commit(claim=CLAIM, at=NOW, acked=acked))
     return after
 
 
@@ -206,7 +212,7 @@ MANY_LATE = fold(
 SAID = fold(replied(text="One two.", speech_text="One two."), ENDED, state=IN_TURN)
 SAID_SPEECH = "call_claim_d87"
 SAID_IN_TWO = fold(replied(text="One. Two.", speech_text="Two."), ENDED, state=HALF)
-TRIMMED = fold(r.TurnStarted("refused", 9_000, trim=2), ENDED, state=SAID)
+TRIMMED = fold(r.TurnStarted(cause="refused", limit_ms=9_000, trim=2), ENDED, state=SAID)
 
 ASKED = asking(question())
 PROMPT = "call_claim_1987"
@@ -225,13 +231,17 @@ MANY_DECIDED = fold(
         for number in range(128)
         for record in (
             r.QuestionsAsked((question(100 + number, "c0"),)),
-            r.QuestionDecided(f"q{100 + number}", "c0", "expired"),
+            r.QuestionDecided(question_id=f"q{100 + number}", call_id="c0", outcome="expired"),
         )
     ),
     state=ASKED,
 )
 MANY_ANSWERS = fold(
-    *(r.AnswerUnclear("q1", f"e{number}", "hm", counts=False) for number in range(127)), state=ASKED
+    *(
+        r.AnswerUnclear(question_id="q1", event_id=f"e{number}", text="hm", counts=False)
+        for number in range(127)
+    ),
+    state=ASKED,
 )
 
 # Events that wait: the oldest is a call or a card, and 257 calls alone.
@@ -405,32 +415,32 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a turn",
         EMPTY,
-        r.TurnStarted("transcript", 9_000, "e1", "go", lang="de"),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go", lang="de"),
         {"turn": turn("turn_claim_800", transcripts=["e1"], lang="de"), "log+": [GO], **handled("e1", "go")},
     ),
     (
         "a turn of the queue",
         fold(r.InputQueued("e1", "go"), r.InputQueued("e2", "wait")),
-        r.TurnStarted("transcript", 9_000, "e1", "go"),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
         {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": [Input("e2", "wait")]},
     ),
     (
         "a turn of the queue, where another client's input has its id",
         fold(r.InputQueued("e1", "go"), r.ClientReplaced(), r.InputQueued("e1", "wait")),
-        r.TurnStarted("transcript", 9_000, "e1", "go"),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
         {"turn": turn("turn_claim_1400", transcripts=["e1"]), "log+": [GO], "queue": [Input("e1", "wait")]},
     ),
     (
         "a turn of the queue of a former client leaves its id to the next one",
         fold(r.InputQueued("e1", "go"), r.ClientReplaced()),
-        r.TurnStarted("transcript", 9_000, "e1", "go"),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
         {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": []},
     ),
     ("a refused turn", EMPTY, REFUSED, {"turn": turn("turn_claim_800", cause="refused")}),
     (
         "a program's turn",
         EMPTY,
-        r.TurnStarted("request", 9_000, tool="notes.add"),
+        r.TurnStarted(cause="request", limit_ms=9_000, tool="notes.add"),
         {
             "turn": turn("turn_claim_800", cause="request"),
             "log+": [Note("A program of the user calls notes.add. This is not the user speaking.")],
@@ -439,7 +449,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a program's turn with a long name",
         EMPTY,
-        r.TurnStarted("request", 9_000, tool="n" * 200),
+        r.TurnStarted(cause="request", limit_ms=9_000, tool="n" * 200),
         {
             "turn": turn("turn_claim_800", cause="request"),
             "log+": [Note(f"A program of the user calls {'n' * 128}. This is not the user speaking.")],
@@ -448,7 +458,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a turn with a shorter history",
         SAID,
-        r.TurnStarted("refused", 9_000, trim=1, summary=Summary("They went.")),
+        r.TurnStarted(cause="refused", limit_ms=9_000, trim=1, summary=Summary("They went.")),
         {
             "turn": turn("turn_claim_1400", cause="refused"),
             "log": [AssistantMessage(text="One two.")],
@@ -459,7 +469,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a turn whose history was shortened further",
         TRIMMED,
-        r.TurnStarted("refused", 9_000, trim=1),
+        r.TurnStarted(cause="refused", limit_ms=9_000, trim=1),
         {"turn": turn("turn_claim_1c00", cause="refused")},
     ),
     (
@@ -488,7 +498,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a turn about news leaves words for a turn of their own",
         NOTICED,
-        r.TurnStarted("news", 9_000),
+        r.TurnStarted(cause="news", limit_ms=9_000),
         {
             "turn": turn("turn_claim_2400", cause="news"),
             "notices": [TAXI, BUS],
@@ -498,7 +508,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a turn of words takes the first words",
         NOTICED,
-        r.TurnStarted("words", 9_000),
+        r.TurnStarted(cause="words", limit_ms=9_000),
         {
             "turn": turn("turn_claim_2400", cause="words"),
             "notices": [NEWS, BUS],
@@ -509,13 +519,13 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a program's turn takes no notices",
         NOTICED,
-        r.TurnStarted("request", 9_000),
+        r.TurnStarted(cause="request", limit_ms=9_000),
         {"turn": turn("turn_claim_2400", cause="request")},
     ),
     (
         "trusted news",
         noticed(NEWS),
-        r.TurnStarted("news", 9_000),
+        r.TurnStarted(cause="news", limit_ms=9_000),
         {"turn": turn("turn_claim_c00", cause="news"), "notices": [], "log+": [Note("News.")]},
     ),
     (
@@ -526,7 +536,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     ),
     (
         "long notices are shortened together",
-        noticed(Notice("a" * 10_000), Notice("b" * 10_000)),
+        noticed(Notice(text="a" * 10_000), Notice(text="b" * 10_000)),
         TRANSCRIPT,
         {"turn": turn("turn_claim_1000"), "notices": [], "log+": [LONG_NOTE]},
     ),
@@ -581,7 +591,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply",
         IN_TURN,
-        r.ReplyLogged(YES, speech_text="Yes!", usage=(10, 2, 0.5)),
+        r.ReplyLogged(message=YES, speech_text="Yes!", usage=(10, 2, 0.5)),
         {
             "log+": [YES],
             "turn.segments": 1,
@@ -592,7 +602,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply whose end follows its segments",
         HALF,
-        r.ReplyLogged(AssistantMessage(text="One. Two."), speech_text="Two."),
+        r.ReplyLogged(message=AssistantMessage(text="One. Two."), speech_text="Two."),
         {
             "log+": [AssistantMessage(text="One. Two.")],
             **REPLY_ENDS,
@@ -612,13 +622,13 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply that was spoken in segments",
         HALF,
-        r.ReplyLogged(AssistantMessage(text="One.")),
+        r.ReplyLogged(message=AssistantMessage(text="One.")),
         {"log+": [AssistantMessage(text="One.")], **REPLY_ENDS, f"speeches.{HALF_SPEECH}.position": 1},
     ),
     (
         "a reply whose beginning has no words for the ear",
         UNHEARD,
-        r.ReplyLogged(AssistantMessage(text="- One."), speech_text="One."),
+        r.ReplyLogged(message=AssistantMessage(text="- One."), speech_text="One."),
         {
             "log+": [AssistantMessage(text="- One.")],
             **REPLY_ENDS,
@@ -629,7 +639,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a reply after an action: its segments are counted anew",
         ROUND_DONE,
-        r.ReplyLogged(YES, speech_text="Yes!", usage=(1, 1, 0.25)),
+        r.ReplyLogged(message=YES, speech_text="Yes!", usage=(1, 1, 0.25)),
         {
             "log+": [YES],
             "usage": (1, 1, 0.25),
@@ -657,7 +667,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a speech, when an earlier one is acknowledged",
         fold(STARTED, state=acknowledged(SAID)),
-        r.ReplyLogged(YES, speech_text="Yes!"),
+        r.ReplyLogged(message=YES, speech_text="Yes!"),
         {
             "log+": [YES],
             "turn.segments": 1,
@@ -674,14 +684,14 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     ),
     (
         "a second reply is paid, too",
-        fold(r.ReplyLogged(YES, paused=True, usage=(10, 2, 0.5)), state=IN_TURN),
-        r.ReplyLogged(YES, paused=True, usage=(1, 1, 0.25)),
+        fold(r.ReplyLogged(message=YES, paused=True, usage=(10, 2, 0.5)), state=IN_TURN),
+        r.ReplyLogged(message=YES, paused=True, usage=(1, 1, 0.25)),
         {"log+": [YES], "turn.rounds": 2, "usage": (11, 3, 0.75)},
     ),
     (
         "a reply after broken ones in two processes",
         BROKEN_TWICE,
-        r.ReplyLogged(YES),
+        r.ReplyLogged(message=YES),
         {"log+": [YES], "turn.attempts": 1, "turn.retries": 0},
     ),
     (
@@ -853,7 +863,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an end with open calls",
         TWO_CALLS,
-        r.TurnEnded("interrupted", results=(finished("c2", "cancelled"), TIMED_OUT)),
+        r.TurnEnded(reason="interrupted", results=(finished("c2", "cancelled"), TIMED_OUT)),
         {
             "turn": None,
             "log+": [result("c1", "unknown"), result("c2", "cancelled")],
@@ -865,7 +875,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an end with an open question",
         ASKED,
-        r.TurnEnded("interrupted", results=(finished("c1", "cancelled"),), superseded=("q1", "gone")),
+        r.TurnEnded(reason="interrupted", results=(finished("c1", "cancelled"),), superseded=("q1", "gone")),
         {
             "turn": None,
             "log+": [result("c1", "cancelled")],
@@ -877,19 +887,19 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an end by an event",
         IN_TURN,
-        r.TurnEnded("interrupted", event_id="e1"),
+        r.TurnEnded(reason="interrupted", event_id="e1"),
         {"turn": None, "handled_ids.e1": 0},
     ),
     (
         "an end in a reply",
         HALF,
-        r.TurnEnded("interrupted", text="One. [cut]"),
+        r.TurnEnded(reason="interrupted", text="One. [cut]"),
         {"turn": None, "log+": [AssistantMessage(text="One. [cut]")], f"speeches.{HALF_SPEECH}.position": 1},
     ),
     (
         "an apology",
         IN_TURN,
-        r.TurnEnded("failed", apology="Sorry.", speech_text="So sorry."),
+        r.TurnEnded(reason="failed", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
             "log+": [AssistantMessage(text="Sorry.")],
@@ -899,7 +909,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an apology after a spoken part",
         HALF,
-        r.TurnEnded("failed", text="One.", apology="Sorry.", speech_text="So sorry."),
+        r.TurnEnded(reason="failed", text="One.", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
             "log+": [AssistantMessage(text="One. Sorry.")],
@@ -917,7 +927,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an apology after a part that nobody heard",
         IN_TURN,
-        r.TurnEnded("failed", text="One.", apology="Sorry.", speech_text="So sorry."),
+        r.TurnEnded(reason="failed", text="One.", apology="Sorry.", speech_text="So sorry."),
         {
             "turn": None,
             "log+": [AssistantMessage(text="One. Sorry.")],
@@ -1052,7 +1062,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an unclear answer",
         CUT,
-        r.AnswerUnclear("q1", "e1", "hm", counts=True),
+        r.AnswerUnclear(question_id="q1", event_id="e1", text="hm", counts=True),
         {
             "questions.q1.unclear": 1,
             "questions.q1.repeat_at": 0,
@@ -1063,19 +1073,19 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "an unclear answer that does not count",
         ASKED,
-        r.AnswerUnclear("q1", "e1", "hm", counts=False),
+        r.AnswerUnclear(question_id="q1", event_id="e1", text="hm", counts=False),
         {"turn.transcripts+": ["e1"], **handled("e1", "hm")},
     ),
     (
         "an answer after very many",
         MANY_ANSWERS,
-        r.AnswerUnclear("q1", "e127", "hm", counts=False),
+        r.AnswerUnclear(question_id="q1", event_id="e127", text="hm", counts=False),
         {"turn.transcripts": [f"e{number}" for number in range(128)], **handled("e127", "hm")},
     ),
     (
         "a yes",
         ASKED,
-        r.QuestionDecided("q1", "c1", "allowed", "e1", "yes"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", event_id="e1", text="yes"),
         {
             **CLOSED,
             "decided.q1": "allowed",
@@ -1089,14 +1099,20 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a tap on a card",
         SHOWN,
-        r.QuestionDecided("q1", "c1", "allowed"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"),
         {**CLOSED, "decided.q1": "allowed", "outbound.approval q1": GONE, **GIVEN, **CLOCK_STARTS},
     ),
     (
         "an edit for the whole session",
         SHOWN,
         r.QuestionDecided(
-            "q1", "c1", "edited", arguments='{"x":1}', digest="other", notes=("Edited.",), grants="device.do;"
+            question_id="q1",
+            call_id="c1",
+            outcome="edited",
+            arguments='{"x":1}',
+            digest="other",
+            notes=("Edited.",),
+            grants="device.do;",
         ),
         {
             **CLOSED,
@@ -1114,16 +1130,16 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a yes after a grant",
         fold(
             r.QuestionsAsked((question(2, "c2"),)),
-            r.QuestionDecided("q2", "c2", "allowed", grants="device.do;"),
+            r.QuestionDecided(question_id="q2", call_id="c2", outcome="allowed", grants="device.do;"),
             state=SHOWN,
         ),
-        r.QuestionDecided("q1", "c1", "allowed"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"),
         {**CLOSED, "decided.q1": "allowed", "outbound.approval q1": GONE, **GIVEN, **CLOCK_STARTS},
     ),
     (
         "a no",
         ASKED,
-        r.QuestionDecided("q1", "c1", "denied"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="denied"),
         {
             **CLOSED,
             "decided.q1": "denied",
@@ -1136,7 +1152,7 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "no answer in time",
         ASKED,
-        r.QuestionDecided("q1", "c1", "expired"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="expired"),
         {
             **CLOSED,
             "decided.q1": "expired",
@@ -1148,25 +1164,25 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
     (
         "a form that is filled in",
         FORM_SHOWN,
-        r.QuestionDecided("q1", "c1", "allowed", arguments='{"x":1}'),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", arguments='{"x":1}'),
         {**CLOSED, "decided.q1": "allowed", "outbound.approval q1": GONE, **CLOCK_STARTS},
     ),
     (
         "a yes to a call that is gone",
         CALL_GONE,
-        r.QuestionDecided("q1", "c1", "allowed"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"),
         {**CLOSED, "decided.q1": "allowed", **without(PROMPT), **CLOCK_STARTS},
     ),
     (
         "an answer to a question that is gone",
         IN_TURN,
-        r.QuestionDecided("q1", "c1", "allowed", "e1", "yes"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", event_id="e1", text="yes"),
         {"turn.transcripts+": ["e1"], **handled("e1", "yes")},
     ),
     (
         "a decision after many",
         MANY_DECIDED,
-        r.QuestionDecided("q1", "c1", "expired"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="expired"),
         {
             **CLOSED,
             "decided.q100": GONE,
@@ -1241,16 +1257,32 @@ NOTHING: list[tuple[str, Conversation, r.Record]] = [
     ("a result without a turn", EMPTY, TIMED_OUT),
     ("a result of another round", CALLED, finished("c2")),
     ("a second result", fold(finished(), state=TWO_CALLS), TIMED_OUT),
-    ("an end without a turn", EMPTY, r.TurnEnded("failed", results=(TIMED_OUT,), superseded=("q1",))),
-    ("an apology without a turn", EMPTY, r.TurnEnded("failed", apology="Sorry.", speech_text="Sorry.")),
+    ("an end without a turn", EMPTY, r.TurnEnded(reason="failed", results=(TIMED_OUT,), superseded=("q1",))),
+    (
+        "an apology without a turn",
+        EMPTY,
+        r.TurnEnded(reason="failed", apology="Sorry.", speech_text="Sorry."),
+    ),
     ("a question without a turn", EMPTY, r.QuestionsAsked((question(),))),
     ("a prompt without a turn", EMPTY, r.PromptSpoken("q1", "May I?")),
     ("a prompt of another question", ASKED, r.PromptSpoken("q2", "May I?")),
     ("a heard prompt of another question", ASKED, r.PromptHeard("q2")),
     ("a cut prompt of another question", ASKED, r.PromptCut("q2", "", LATER)),
-    ("an unclear answer to another question", ASKED, r.AnswerUnclear("q2", "", "hm", counts=True)),
-    ("a decision without a turn", EMPTY, r.QuestionDecided("q1", "c1", "allowed", grants="device.do;")),
-    ("a decision of another question", ASKED, r.QuestionDecided("q2", "c1", "denied", grants="device.do;")),
+    (
+        "an unclear answer to another question",
+        ASKED,
+        r.AnswerUnclear(question_id="q2", event_id="", text="hm", counts=True),
+    ),
+    (
+        "a decision without a turn",
+        EMPTY,
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", grants="device.do;"),
+    ),
+    (
+        "a decision of another question",
+        ASKED,
+        r.QuestionDecided(question_id="q2", call_id="c1", outcome="denied", grants="device.do;"),
+    ),
     ("a speech that is gone", EMPTY, r.SpeechCut("call_claim_d87", "One [cut]")),
     ("a job that is gone", EMPTY, r.JobAccepted(JOB)),
     ("a late result of a call that is gone", EMPTY, r.LateFinished("c1", RESULT, starts_turn=True)),
@@ -1266,13 +1298,13 @@ def test_a_record_about_a_part_that_is_gone_changes_nothing(state: Conversation,
 
 EIGHT_AUTHORS = fold()
 for author in "cdefghi":
-    advance(EIGHT_AUTHORS, r.Commit(author, NOW))
+    advance(EIGHT_AUTHORS, r.Commit(claim=author, at=NOW))
 
 COMMITS: list[tuple[str, Conversation, r.Commit, Changes]] = [
     (
         "a commit without records",
         EMPTY,
-        r.Commit(CLAIM, LATER),
+        r.Commit(claim=CLAIM, at=LATER),
         {"revision": 2, "at": LATER, f"claims.{CLAIM}": 2},
     ),
     (
@@ -1284,20 +1316,20 @@ COMMITS: list[tuple[str, Conversation, r.Commit, Changes]] = [
     (
         "a clock behind the last owner's",
         EMPTY,
-        r.Commit(CLAIM, NOW - 1),
+        r.Commit(claim=CLAIM, at=NOW - 1),
         {"revision": 2, f"claims.{CLAIM}": 2},
     ),
-    ("a commit of another author", EMPTY, r.Commit("b", NOW), {"revision": 2, "claims.b": 2}),
+    ("a commit of another author", EMPTY, r.Commit(claim="b", at=NOW), {"revision": 2, "claims.b": 2}),
     (
         "a ninth author",
         EIGHT_AUTHORS,
-        r.Commit("b", NOW),
+        r.Commit(claim="b", at=NOW),
         {"revision": 9, f"claims.{CLAIM}": GONE, "claims.b": 9},
     ),
     (
         "acknowledged events",
         fold(r.Claimed(CLAIM, ("session.started",)), r.SessionOpened(), r.StateShown("idle")),
-        r.Commit(CLAIM, NOW, acked=("msg_claim_c00", "evt_claim_118a", "evt_claim_gone")),
+        r.Commit(claim=CLAIM, at=NOW, acked=("msg_claim_c00", "evt_claim_118a", "evt_claim_gone")),
         {
             "revision": 5,
             f"claims.{CLAIM}": 5,
@@ -1308,7 +1340,7 @@ COMMITS: list[tuple[str, Conversation, r.Commit, Changes]] = [
     (
         "records in their order",
         EMPTY,
-        r.Commit(CLAIM, LATER, (r.FieldSet("a", "1"), r.FieldSet("a", "2"), r.Released())),
+        r.Commit(claim=CLAIM, at=LATER, records=(r.FieldSet("a", "1"), r.FieldSet("a", "2"), r.Released())),
         {
             "revision": 2,
             "at": LATER,
@@ -1334,7 +1366,13 @@ def test_a_commit_changes_this_and_nothing_else(
 
 def test_a_state_and_its_records_share_nothing_that_changes() -> None:
     reply, asked = replied(device(consent="needed")), r.QuestionsAsked((question(),))
-    fold(STARTED, reply, asked, r.PromptSpoken("q1", "May I?"), r.QuestionDecided("q1", "c1", "allowed"))
+    fold(
+        STARTED,
+        reply,
+        asked,
+        r.PromptSpoken("q1", "May I?"),
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"),
+    )
     assert reply == replied(device(consent="needed")) and asked == r.QuestionsAsked((question(),))
 
 
@@ -1351,29 +1389,48 @@ ANY_RECORD: st.SearchStrategy[r.Record] = st.one_of(
         [r.Claimed("a"), r.Claimed("b"), r.Released(), r.ProfileDeclared(VOICE), r.StateShown("idle")]
     ),
     st.sampled_from(
-        [r.ProfileDeclared(VOICE), r.ProfileDeclared(CARDS), r.ProfileDeclared(Profile(("segments",)))]
+        [
+            r.ProfileDeclared(VOICE),
+            r.ProfileDeclared(CARDS),
+            r.ProfileDeclared(Profile(capabilities=("segments",))),
+        ]
     ),
     st.sampled_from(
-        [r.InputQueued("e1", "hi"), r.EventHandled("e2"), r.NoticeTaken("e3", Notice("n", NOW + 9))]
+        [
+            r.InputQueued("e1", "hi"),
+            r.EventHandled("e2"),
+            r.NoticeTaken("e3", Notice(text="n", expires_at=NOW + 9)),
+        ]
     ),
-    CAUSES.map(lambda c: r.TurnStarted(c, 9, text="go")),
+    CAUSES.map(lambda c: r.TurnStarted(cause=c, limit_ms=9, text="go")),
     st.sampled_from(
         [r.SegmentSpoken("One. ", "One."), r.BridgeSpoken("Wait."), r.ReplyBroken("One."), r.ReplyBroken()]
     ),
     st.builds(replied, text=st.sampled_from(["", "One. Two."]), speech_text=st.sampled_from(["", "Two."])),
     CALLS.map(lambda calls: replied(*calls)),
     st.builds(finished, IDS, late=st.sampled_from([None, LATE])),
-    REASONS.map(lambda reason: r.TurnEnded(reason, superseded=("q1",))),
+    REASONS.map(lambda reason: r.TurnEnded(reason=reason, superseded=("q1",))),
     st.builds(
         lambda a, b: r.QuestionsAsked((question(1, a, card=b), question(2, "c2", card=b))), IDS, st.booleans()
     ),
     st.builds(r.PromptSpoken, IDS, st.just("May I?")),
     st.builds(r.PromptHeard, IDS),
     st.builds(r.PromptCut, IDS, st.just("e4"), st.just(NOW)),
-    st.builds(r.AnswerUnclear, IDS, st.just("e5"), st.just("hm"), st.booleans()),
-    st.builds(r.QuestionDecided, IDS, IDS, st.sampled_from(["allowed", "denied", "expired", "edited"])),
+    st.builds(
+        r.AnswerUnclear,
+        question_id=IDS,
+        event_id=st.just("e5"),
+        text=st.just("hm"),
+        counts=st.booleans(),
+    ),
+    st.builds(
+        r.QuestionDecided,
+        question_id=IDS,
+        call_id=IDS,
+        outcome=st.sampled_from(["allowed", "denied", "expired", "edited"]),
+    ),
     st.builds(r.SpeechCut, IDS, st.just("One [cut]")),
-    st.builds(r.LateFinished, IDS, st.just(Notice("late", NOW, late=True)), st.booleans()),
+    st.builds(r.LateFinished, IDS, st.just(Notice(text="late", expires_at=NOW, late=True)), st.booleans()),
     st.builds(r.ReplyBroken, st.just("")),
     st.just(r.CallsWithheld(("evt_1",))),
 )
@@ -1381,7 +1438,9 @@ ANY_RECORD: st.SearchStrategy[r.Record] = st.one_of(
 
 @given(st.lists(ANY_RECORD, max_size=40))
 def test_any_records_can_be_applied_and_replayed(records: list[r.Record]) -> None:
-    commits = [r.Commit(CLAIM, NOW + number, (record,)) for number, record in enumerate(records)]
+    commits = [
+        r.Commit(claim=CLAIM, at=NOW + number, records=(record,)) for number, record in enumerate(records)
+    ]
     state = Conversation()
     ids = [event.id for commit in commits for event in advance(state, commit)]
     assert len(ids) == len(set(ids)), "one id, two events"
@@ -1390,7 +1449,9 @@ def test_any_records_can_be_applied_and_replayed(records: list[r.Record]) -> Non
 
 @given(st.lists(ANY_RECORD, max_size=40), st.integers(0, 40))
 def test_a_snapshot_says_all(records: list[r.Record], cut: int) -> None:
-    commits = [r.Commit(CLAIM, NOW + number, (record,)) for number, record in enumerate(records)]
+    commits = [
+        r.Commit(claim=CLAIM, at=NOW + number, records=(record,)) for number, record in enumerate(records)
+    ]
     before = replay([r.encode(commit) for commit in commits[:cut]])
     after = [r.encode(commit) for commit in commits[cut:]]
     if after:

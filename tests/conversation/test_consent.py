@@ -88,11 +88,13 @@ NEEDS_SCREEN = {"gate": Gate(speaks=False)}
 UNHEARD = asking(question())
 HEARD = fold(r.PromptHeard("q1"), state=UNHEARD)
 CUT = fold(r.PromptCut("q1", "e0", NOW + 5_000), state=UNHEARD)
-UNCLEAR_TWICE = fold(*(r.AnswerUnclear("q1", "e0", "hm", True),) * 2, state=HEARD)
+UNCLEAR_TWICE = fold(
+    *(r.AnswerUnclear(question_id="q1", event_id="e0", text="hm", counts=True),) * 2, state=HEARD
+)
 HEARD_FIVE_TIMES = fold(*(r.PromptSpoken("q1", "May I?"),) * 4, r.PromptHeard("q1"), state=UNHEARD)
 UNHEARD_FIVE_TIMES = fold(*(r.PromptSpoken("q1", "May I?"),) * 4, state=UNHEARD)
 GRANTED = fold(
-    r.QuestionDecided("q0", "c0", "allowed", grants="local.sum;"),
+    r.QuestionDecided(question_id="q0", call_id="c0", outcome="allowed", grants="local.sum;"),
     r.PromptSpoken("q1", "May I?"),
     r.PromptHeard("q1"),
     state=asking(question(0, "c0"), question()),
@@ -109,12 +111,12 @@ def cards(*questions: Question) -> Conversation:
 
 def taken_over() -> Conversation:
     state = fold()
-    advance(state, r.Commit("token.2:other", NOW, (r.Claimed("token.2:other"),)))
+    advance(state, r.Commit(claim="token.2:other", at=NOW, records=(r.Claimed("token.2:other"),)))
     return state
 
 
 def decided_before(outcome: outcomes.Outcome) -> Conversation:
-    return fold(r.QuestionDecided("q1", "c1", outcome), state=CARD)
+    return fold(r.QuestionDecided(question_id="q1", call_id="c1", outcome=outcome), state=CARD)
 
 
 HIGH = heard(replace(question(), risk="high"))
@@ -127,7 +129,9 @@ CARD = cards(question())
 TWO_CARDS = cards(question(), OTHER)
 SHOWS_SIGNS = cards(replace(question(), arguments='{"key":"[REDACTED:key]"}'))
 ALWAYS = replace(question(), scopes=("once", "session", "always"))
-AFTER_OTHER = fold(r.QuestionDecided("q2", "c2", "denied"), at=NOW + 500, state=TWO_CARDS)
+AFTER_OTHER = fold(
+    r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"), at=NOW + 500, state=TWO_CARDS
+)
 
 VISIBLE = {"visible_cards": {"q1": NOW, "q2": NOW}, "utterance_began": NOW + 150}
 TOO_SOON = {"visible_cards": {"q1": NOW}, "utterance_began": NOW + 149}
@@ -143,7 +147,9 @@ def allowed(
     """Make the record of a yes, said with the ``words``, which are a transcript or the ``text`` of none."""
     note = f"The user allowed this call, saying: {words!r}." if words else "The user allowed this call."
     fields = {"notes": (note,), "event_id": "e1" if text else "", **fields}
-    return r.QuestionDecided(f"q{number}", f"c{number}", "allowed", text=text, grants=grants, **fields)
+    return r.QuestionDecided(
+        question_id=f"q{number}", call_id=f"c{number}", outcome="allowed", text=text, grants=grants, **fields
+    )
 
 
 def not_run(
@@ -151,7 +157,7 @@ def not_run(
 ) -> r.CallFinished:
     """Make the result of a call that never ran."""
     result = ToolResult(call_id, f"device.do: {outcome.error_message}", is_error=True, untrusted=untrusted)
-    return r.CallFinished(result, "", "", error, reason)
+    return r.CallFinished(result=result, tool="", source="", error_type=error, reason=reason)
 
 
 def denied_call(call_id: str = "c1", words: str | None = None, *, untrusted: bool = False) -> r.CallFinished:
@@ -163,7 +169,7 @@ def unanswered(reason: outcomes.NoAnswer) -> r.CallFinished:
 
 
 def unclear(text: str, counts: bool, *, waits: bool = False) -> r.AnswerUnclear:
-    return r.AnswerUnclear("q1", "e1", text, counts, waits)
+    return r.AnswerUnclear(question_id="q1", event_id="e1", text=text, counts=counts, waits=waits)
 
 
 def again(attempt: int, language: str = "") -> r.PromptSpoken:
@@ -172,7 +178,7 @@ def again(attempt: int, language: str = "") -> r.PromptSpoken:
 
 
 def spoken(outcome: outcomes.Outcome, text: str) -> r.QuestionDecided:
-    return r.QuestionDecided("q1", "c1", outcome, "e1", text)
+    return r.QuestionDecided(question_id="q1", call_id="c1", outcome=outcome, event_id="e1", text=text)
 
 
 YES = allowed(words="yes", text="yes")
@@ -290,14 +296,14 @@ WORDS: list[tuple[str, Conversation, str, Facts, Response | None]] = [
         TWO_CARDS,
         "no",
         {},
-        [*NO, r.QuestionDecided("q2", "c2", "denied"), denied_call("c2", "no")],
+        [*NO, r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"), denied_call("c2", "no")],
     ),
     (
         "a no to two cards about the same",
         cards(question(), TWIN),
         "no",
         {},
-        [*NO, r.QuestionDecided("q2", "c2", "denied"), denied_call("c2")],
+        [*NO, r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"), denied_call("c2")],
     ),
     ("an unclear answer to a card", CARD, "hm", VISIBLE, None),
     ("a wish for time before a card", CARD, "wait", VISIBLE, None),
@@ -371,7 +377,7 @@ def test_questions_are_asked_by_cards_at_once_and_by_voice_one_after_another() -
         pytest.param(
             UNHEARD_FIVE_TIMES,
             {},
-            [r.QuestionDecided("q1", "c1", "expired"), unanswered("unclear")],
+            [r.QuestionDecided(question_id="q1", call_id="c1", outcome="expired"), unanswered("unclear")],
             id="after five presentations",
         ),
     ],
@@ -425,17 +431,17 @@ def resolved(outcome: Any, text: str) -> ApprovalResolved:
 
 
 EDITED = r.QuestionDecided(
-    "q1",
-    "c1",
-    "edited",
+    question_id="q1",
+    call_id="c1",
+    outcome="edited",
     arguments='{"on":true}',
     digest='digest {"on":true}',
     notes=("edited", "The user allowed this call."),
 )
-DENIED = r.QuestionDecided("q1", "c1", "denied")
-EXPIRED = [r.QuestionDecided("q1", "c1", "expired"), unanswered("expired")]
+DENIED = r.QuestionDecided(question_id="q1", call_id="c1", outcome="denied")
+EXPIRED = [r.QuestionDecided(question_id="q1", call_id="c1", outcome="expired"), unanswered("expired")]
 OVERRULED = [
-    r.QuestionDecided("q1", "c1", "superseded"),
+    r.QuestionDecided(question_id="q1", call_id="c1", outcome="superseded"),
     not_run("c1", "permission_denied", "policy", FORBIDDEN),
 ]
 FOR_SESSION = tap(scope="session")
@@ -522,7 +528,12 @@ TAPS: list[tuple[str, Conversation, Decision, Facts, list[r.Record] | ApprovalRe
         cards(question(), TWIN),
         tap("deny", message="no"),
         {},
-        [DENIED, denied_call(words="no"), r.QuestionDecided("q2", "c2", "denied"), denied_call("c2")],
+        [
+            DENIED,
+            denied_call(words="no"),
+            r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"),
+            denied_call("c2"),
+        ],
     ),
     ("a no, and the same form", cards(question(), TWIN_FORM), tap("deny"), {}, [DENIED, denied_call()]),
     ("a yes, and the same call again", cards(question(), TWIN), tap(), {}, [allowed()]),
@@ -560,7 +571,7 @@ TAPS: list[tuple[str, Conversation, Decision, Facts, list[r.Record] | ApprovalRe
         [
             DENIED,
             denied_call(),
-            r.QuestionDecided("q2", "c2", "denied"),
+            r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"),
             denied_call("c2"),
             r.PromptSpoken("q3", "May I?"),
         ],

@@ -122,7 +122,7 @@ CARD = {
 
 def of(*capabilities: str, **fields: Any) -> Conversation:
     """Make a turn of a client with these capabilities."""
-    return fold(r.ProfileDeclared(Profile(capabilities, **fields)), STARTED)
+    return fold(r.ProfileDeclared(Profile(capabilities=capabilities, **fields)), STARTED)
 
 
 def after(before: Conversation, *records: r.Record) -> Conversation:
@@ -133,14 +133,16 @@ EMPTY = fold()
 TURN, CARD_TURN, SEGMENT_TURN = of(), of(*CARDS.capabilities), of("segments")
 REPLY = "speech_claim_c00_1"  # the turn is the third record, its reply the second message
 NEWS = after(fold(r.ProfileDeclared(VOICE)), r.TurnStarted(cause="news", limit_ms=9))
-SEGMENT_NEWS = after(fold(r.ProfileDeclared(Profile(("segments",)))), r.TurnStarted(cause="news", limit_ms=9))
+SEGMENT_NEWS = after(
+    fold(r.ProfileDeclared(Profile(capabilities=("segments",)))), r.TurnStarted(cause="news", limit_ms=9)
+)
 
 ONE = r.SegmentSpoken("One. ", "One.")
 CALLED, CARD_CALLED = after(TURN, replied(device())), after(CARD_TURN, replied(device()))
 HELD = after(CARD_TURN, replied(device(consent="held")))
-LATE = LateCall("c1", "device.do", "write", NOW + 9)
+LATE = LateCall(call_id="c1", name="device.do", effect="write", expires_at=NOW + 9)
 CLOSED_LATE = finished(late=LATE)
-LATE_RESULT = r.LateFinished("c1", Notice("A lamp.", late=True), starts_turn=True)
+LATE_RESULT = r.LateFinished("c1", Notice(text="A lamp.", late=True), starts_turn=True)
 
 VOICE_ASKED, CARD_ASKED = asking(question()), asking(question(), profile=CARDS)
 TWO_CARDS = asking(question(), question(2, "c2"), profile=CARDS)
@@ -246,7 +248,7 @@ SEGMENTS: list[Row] = [
     ),
     (
         "so does a message of the person",
-        fold(r.ProfileDeclared(Profile(("segments",)))),
+        fold(r.ProfileDeclared(Profile(capabilities=("segments",)))),
         [STARTED],
         [THINKING, message("user", "go", messageId="call_claim_d81")],
     ),
@@ -268,7 +270,7 @@ SEGMENTS: list[Row] = [
     ),
     (
         "a spoken question, too",
-        wants(Profile(("segments",)), language="en"),
+        wants(Profile(capabilities=("segments",)), language="en"),
         [PROMPT],
         [
             message("assistant", "May I?", messageId="speech_claim_1800"),
@@ -432,11 +434,11 @@ ENDS: list[Row] = [
     ),
     (
         "a client with turns learns of each transcript",
-        after(of("turns"), r.AnswerUnclear("q1", "words-2", "hm", counts=False)),
+        after(of("turns"), r.AnswerUnclear(question_id="q1", event_id="words-2", text="hm", counts=False)),
         [ended("interrupted")],
         [IDLE, turn_ended("words-1", "interrupted"), turn_ended("words-2", "interrupted")],
     ),
-    ("an end without a turn", fold(r.ProfileDeclared(Profile(("turns",)))), [ended()], [IDLE]),
+    ("an end without a turn", fold(r.ProfileDeclared(Profile(capabilities=("turns",)))), [ended()], [IDLE]),
 ]
 
 QUESTIONS: list[Row] = [
@@ -499,25 +501,25 @@ QUESTIONS: list[Row] = [
     (
         "an unclear answer: the question is repeated",
         VOICE_ASKED,
-        [r.AnswerUnclear("q1", "e", "hm", counts=True)],
+        [r.AnswerUnclear(question_id="q1", event_id="e", text="hm", counts=True)],
         [message("user", "hm")],
     ),
     (
         "a person who wants time",
         VOICE_ASKED,
-        [r.AnswerUnclear("q1", "e", "hm", counts=False, waits=True)],
+        [r.AnswerUnclear(question_id="q1", event_id="e", text="hm", counts=False, waits=True)],
         [message("user", "hm"), IDLE],
     ),
     (
         "words beside a card",
         CARD_ASKED,
-        [r.AnswerUnclear("q1", "e", "hm", counts=False)],
+        [r.AnswerUnclear(question_id="q1", event_id="e", text="hm", counts=False)],
         [message("user", "hm"), IDLE],
     ),
     (
         "words after the question",
         TURN,
-        [r.AnswerUnclear("q1", "e", "hm", counts=False)],
+        [r.AnswerUnclear(question_id="q1", event_id="e", text="hm", counts=False)],
         [message("user", "hm")],
     ),
 ]
@@ -614,7 +616,7 @@ NOTHING: list[Row] = [
         r.FieldSet("a", "1"),
         r.InputQueued("e", "hi"),
         r.EventHandled("e"),
-        r.NoticeTaken("e", Notice("n")),
+        r.NoticeTaken("e", Notice(text="n")),
         r.DeviceWanted(("c1",)),
         r.PromptHeard("q1"),
         r.PromptCut("q1", "e", NOW),

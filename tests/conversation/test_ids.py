@@ -20,7 +20,7 @@ IDS = [
     ("a speech that is no reply", reply_id(STATE), "speech_claim_800"),
     (
         "a reply at a place of the log",
-        segments_id(Turn("turn_claim_800", "news", 9), 26),
+        segments_id(Turn(id="turn_claim_800", cause="news", left_ms=9), 26),
         "speech_claim_800_1a",
     ),
 ]

@@ -138,8 +138,15 @@ def test_each_text_about_an_agent_is_truncated_by_itself() -> None:
 # -- the heard part of a speech
 
 SPOKEN = "The lamp is on and the door is locked."
-SPEECH = Speech("c1", "t1", SPOKEN, f"**{SPOKEN}**")
-SECOND = Speech("c2", "t1", "It is locked.", "On. **It is locked.**", preceding="On.", last=False)
+SPEECH = Speech(id="c1", turn_id="t1", speech_text=SPOKEN, text=f"**{SPOKEN}**")
+SECOND = Speech(
+    id="c2",
+    turn_id="t1",
+    speech_text="It is locked.",
+    text="On. **It is locked.**",
+    preceding="On.",
+    last=False,
+)
 LAST = changed(SECOND, last=True)
 
 # The speech; the client's `spokenText` and `playedMs`; whether the speech was acknowledged; the heard part.
@@ -183,12 +190,17 @@ def test_the_heard_part_of_a_speech(
 def test_a_cut_text_says_so() -> None:
     assert marked("The lamp") == f"The lamp {CUT_HERE}"
     assert marked("") == HEARD_NOTHING
-    assert heard_text(Speech("c1", "t1", "", ""), None, None, finished=False) == CUT_SOMEWHERE
+    assert (
+        heard_text(Speech(id="c1", turn_id="t1", speech_text="", text=""), None, None, finished=False)
+        == CUT_SOMEWHERE
+    )
 
 
 @given(st.text(), st.floats(min_value=0, max_value=1e12))
 def test_the_time_played_gives_whole_words(text: str, played_ms: float) -> None:
-    part = heard_part(Speech("c1", "t1", text, text), None, played_ms, finished=False)
+    part = heard_part(
+        Speech(id="c1", turn_id="t1", speech_text=text, text=text), None, played_ms, finished=False
+    )
     assert part is not None and text.startswith(part)
     assert len(part) <= played_ms / 1000 * CHARS_PER_SECOND
     assert not part or part == text or text[len(part)] == " "

@@ -19,12 +19,24 @@ ANSWERS: list[tuple[str, Sequence[r.Record], list[tuple[str, Any]]]] = [
     ("a call that was refused at once", [replied(device(), local("c2", result=REFUSED))], [("c2", REFUSED)]),
     (
         "the end of a turn with an open call and a question",
-        [r.TurnEnded("interrupted", results=(finished("c1"),), superseded=("q1",))],
+        [r.TurnEnded(reason="interrupted", results=(finished("c1"),), superseded=("q1",))],
         [("c1", result("c1")), ("q1", None)],
     ),
-    ("a yes", [r.QuestionDecided("q1", "c1", "allowed", arguments="{}")], [("q1", "{}")]),
-    ("a yes to other arguments", [r.QuestionDecided("q1", "c1", "edited", arguments="[]")], [("q1", "[]")]),
-    ("a no", [r.QuestionDecided("q1", "c1", "denied", arguments="{}")], [("q1", None)]),
+    (
+        "a yes",
+        [r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", arguments="{}")],
+        [("q1", "{}")],
+    ),
+    (
+        "a yes to other arguments",
+        [r.QuestionDecided(question_id="q1", call_id="c1", outcome="edited", arguments="[]")],
+        [("q1", "[]")],
+    ),
+    (
+        "a no",
+        [r.QuestionDecided(question_id="q1", call_id="c1", outcome="denied", arguments="{}")],
+        [("q1", None)],
+    ),
     ("a speech that was cut", [r.SpeechCut("call_1", "Well.")], [("call_1", None)]),
     ("two records", [finished("c1"), finished("c2")], [("c1", result("c1")), ("c2", result("c2"))]),
 ]
@@ -36,9 +48,13 @@ def test_records_answer_those_who_wait(records: Sequence[r.Record], found: list[
 
 
 CHANNELS = [
-    ("words", r.QuestionDecided("q1", "c1", "allowed", text="yes"), "voice"),
-    ("a tap", r.QuestionDecided("q1", "c1", "allowed"), "card"),
-    ("a key of the backend", r.QuestionDecided("q1", "c1", "allowed", text="yes", decided_by="ops"), "ops"),
+    ("words", r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", text="yes"), "voice"),
+    ("a tap", r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"), "card"),
+    (
+        "a key of the backend",
+        r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", text="yes", decided_by="ops"),
+        "ops",
+    ),
 ]
 
 
@@ -51,17 +67,17 @@ def test_a_decision_tells_where_it_came_from(record: r.QuestionDecided, channel:
 
 COMMITS: list[tuple[str, Commit, Commit]] = [
     ("nothing", Commit(), Commit()),
-    ("records", *2 * (Commit(CLAIM, NOW, (STARTED, finished("c1")), ("evt_1",)),)),
-    ("a snapshot", *2 * (Commit(CLAIM, NOW, state=fold(STARTED, replied(device()))),)),
+    ("records", *2 * (Commit(claim=CLAIM, at=NOW, records=(STARTED, finished("c1")), acked=("evt_1",)),)),
+    ("a snapshot", *2 * (Commit(claim=CLAIM, at=NOW, state=fold(STARTED, replied(device()))),)),
     (
         "half a character",
-        Commit(CLAIM, NOW, (r.InputQueued("e1", "a\ud83d"),)),
-        Commit(CLAIM, NOW, (r.InputQueued("e1", "a?"),)),
+        Commit(claim=CLAIM, at=NOW, records=(r.InputQueued("e1", "a\ud83d"),)),
+        Commit(claim=CLAIM, at=NOW, records=(r.InputQueued("e1", "a?"),)),
     ),
     (
         "half a character in a snapshot",
-        Commit(CLAIM, NOW, state=fold(r.FieldSet("\ud83d", "\ude00"), r.StateShown("idle"))),
-        Commit(CLAIM, NOW, state=fold(r.FieldSet("?", "?"), r.StateShown("idle"))),
+        Commit(claim=CLAIM, at=NOW, state=fold(r.FieldSet("\ud83d", "\ude00"), r.StateShown("idle"))),
+        Commit(claim=CLAIM, at=NOW, state=fold(r.FieldSet("?", "?"), r.StateShown("idle"))),
     ),
 ]
 

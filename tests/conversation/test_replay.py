@@ -24,18 +24,25 @@ from conductor.messages import AssistantMessage, Message, UserMessage
 
 AT = 1_772_366_400_123
 COMMITS = (
-    r.Commit("node:1", AT, (r.Claimed("node:1"), r.InputQueued("in-1", "hello"))),
-    r.Commit("node:1", AT + 1, (r.TurnStarted("transcript", 30_000, "in-1", "hello"),)),
+    r.Commit(claim="node:1", at=AT, records=(r.Claimed("node:1"), r.InputQueued("in-1", "hello"))),
     r.Commit(
-        "node:1",
-        AT + 2,
-        (r.ReplyLogged(AssistantMessage(text="Hi."), speech_text="Hi."), r.TurnEnded("answered")),
+        claim="node:1",
+        at=AT + 1,
+        records=(r.TurnStarted(cause="transcript", limit_ms=30_000, event_id="in-1", text="hello"),),
     ),
-    r.Commit("node:1", AT + 3),
-    r.Commit("node:2", AT + 4, (r.Claimed("node:2"), r.FieldSet("a", "b"))),
+    r.Commit(
+        claim="node:1",
+        at=AT + 2,
+        records=(
+            r.ReplyLogged(message=AssistantMessage(text="Hi."), speech_text="Hi."),
+            r.TurnEnded(reason="answered"),
+        ),
+    ),
+    r.Commit(claim="node:1", at=AT + 3),
+    r.Commit(claim="node:2", at=AT + 4, records=(r.Claimed("node:2"), r.FieldSet("a", "b"))),
 )
 HELLO, HI, WHO = UserMessage("hello"), AssistantMessage(text="Hi."), UserMessage("Who?")
-SNAPSHOT = r.Commit("node:2", AT, state=Conversation(log=[WHO]))
+SNAPSHOT = r.Commit(claim="node:2", at=AT, state=Conversation(log=[WHO]))
 
 
 def encoded(commits: tuple[r.Commit, ...]) -> list[bytes]:
@@ -65,7 +72,7 @@ def test_each_record_has_its_events_and_the_state_after_it() -> None:
 def test_a_snapshot_comes_first_and_an_acknowledgement_before_its_records() -> None:
     before = replay(encoded(COMMITS))
     ids = tuple(before.outbound)
-    commit = r.Commit("node:2", AT + 5, (r.FieldSet("a", "c"),), ids, before)
+    commit = r.Commit(claim="node:2", at=AT + 5, records=(r.FieldSet("a", "c"),), acked=ids, state=before)
     snapshot, acknowledged, changed = [
         (moment.name, moment.acked, len(moment.state.outbound), dict(moment.state.fields))
         for moment in moments(encoded((commit,)), 6)
@@ -110,7 +117,7 @@ def test_commits_that_cannot_be_read_are_refused(data: bytes) -> None:
         replay([*encoded(COMMITS), data])
 
 
-EVENT = Event("evt_1", "final", "assistant.speech.final", b'{"text":"Hi."}', AT)
+EVENT = Event(id="evt_1", kind="final", type="assistant.speech.final", payload=b'{"text":"Hi."}', at=AT)
 PLAIN_EVENT = {
     "id": "evt_1",
     "kind": "final",

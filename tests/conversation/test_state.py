@@ -15,7 +15,7 @@ ROUND = fold(STARTED, replied(device("c1"), device("c2")), finished("c1"))
 IS_NEW: list[tuple[str, Conversation, bool]] = [
     ("nothing", NEW, True),
     ("claims", fold(r.Claimed("token.2:other")), True),
-    ("a notice that waits", fold(r.NoticeTaken("", Notice("n"))), True),
+    ("a notice that waits", fold(r.NoticeTaken("", Notice(text="n"))), True),
     ("a turn", fold(STARTED), False),
     ("an event", fold(r.EventHandled("e1")), False),
     ("a history", Conversation(log=[UserMessage("hi")]), False),
@@ -51,7 +51,7 @@ FOCUS: list[tuple[str, Conversation, Question | None]] = [
     ("the first of two", TWO, TWO.questions["q1"]),
     (
         "the second, after the first is decided",
-        fold(r.QuestionDecided("q1", "c1", "denied"), state=TWO),
+        fold(r.QuestionDecided(question_id="q1", call_id="c1", outcome="denied"), state=TWO),
         TWO.questions["q2"],
     ),
 ]
@@ -70,7 +70,9 @@ def test_a_call_says_where_it_runs_and_whether_it_has_ended() -> None:
 
 def test_the_log_has_positions_that_stay() -> None:
     state = fold(
-        STARTED, r.TurnEnded("answered", text="Well."), r.TurnStarted("transcript", 9, "e", "go", trim=1)
+        STARTED,
+        r.TurnEnded(reason="answered", text="Well."),
+        r.TurnStarted(cause="transcript", limit_ms=9, event_id="e", text="go", trim=1),
     )
     assert (state.log_start, len(state.log), state.log_end) == (1, 2, 3)
 

@@ -70,27 +70,27 @@ def elsewhere(*records: r.Record) -> Conversation:
 
 QUEUED = fold(r.InputQueued("e1", "one"), r.InputQueued("e2", "two"))
 ONE_INPUT = fold(r.InputQueued("e1", "one", "de"))
-FIRST = r.TurnStarted("transcript", 120_000, "e1", "one")
+FIRST = r.TurnStarted(cause="transcript", limit_ms=120_000, event_id="e1", text="one")
 FIRST_IN_GERMAN = changed(FIRST, lang="de")
 MEMORIES = {"memories": "Likes owls."}
-REMEMBERED = r.NoticeTaken("", Notice("Likes owls.", untrusted=True, late=True))
+REMEMBERED = r.NoticeTaken("", Notice(text="Likes owls.", untrusted=True, late=True))
 
 SORRY = RULES.failures["rate_limited"]
 APOLOGY = [
-    r.TurnStarted("refused", 120_000),
-    r.TurnEnded("answered", apology=SORRY, speech_text=SORRY),
+    r.TurnStarted(cause="refused", limit_ms=120_000),
+    r.TurnEnded(reason="answered", apology=SORRY, speech_text=SORRY),
 ]
 
 CALL, OTHER_CALL = ToolCall("c1", "device.do", "{}"), ToolCall("c2", "device.do", "{}")
 
 FREE_FLOOR = {"floor_at": NOW}
-REPORT = Notice("The agent has ended.", NOW + 1_000)
-WORDS = Notice("Said by the app.", NOW + 1_000, words="Your *taxi* is here.")
-OLD = Notice("Too old.", NOW)
-REPORTED = [r.TurnStarted("news", 120_000)]
+REPORT = Notice(text="The agent has ended.", expires_at=NOW + 1_000)
+WORDS = Notice(text="Said by the app.", expires_at=NOW + 1_000, words="Your *taxi* is here.")
+OLD = Notice(text="Too old.", expires_at=NOW)
+REPORTED = [r.TurnStarted(cause="news", limit_ms=120_000)]
 SPOKEN = [
-    r.TurnStarted("words", 120_000),
-    r.TurnEnded("answered", apology="Your *taxi* is here.", speech_text="Your taxi is here."),
+    r.TurnStarted(cause="words", limit_ms=120_000),
+    r.TurnEnded(reason="answered", apology="Your *taxi* is here.", speech_text="Your taxi is here."),
 ]
 
 # -- in a turn
@@ -101,7 +101,7 @@ THIS_REQUEST = {"request": (turn_of(TURN).id, 0, 0)}
 TWO_CALLS = in_turn(replied(device(), local("c2")))
 ROUND_DONE = fold(finished(), finished("c2"), state=TWO_CALLS)
 ALL_DENIED = in_turn(replied(device(consent="held")), finished("c1", "permission_denied", tool="", source=""))
-REQUEST = fold(r.TurnStarted("request", 120_000, tool="device.do"))
+REQUEST = fold(r.TurnStarted(cause="request", limit_ms=120_000, tool="device.do"))
 TWICE_TAKEN = fold(r.Claimed("token.3:third"), state=elsewhere())
 FAILED = RULES.failures["model_provider_failed"]
 
@@ -130,14 +130,14 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
         QUEUED,
         {},
         RULES,
-        [FIRST, r.TurnEnded("interrupted", follows=True)],
+        [FIRST, r.TurnEnded(reason="interrupted", follows=True)],
     ),
     (
         "a replaced input gets no memories",
         QUEUED,
         MEMORIES,
         RULES,
-        [FIRST, r.TurnEnded("interrupted", follows=True)],
+        [FIRST, r.TurnEnded(reason="interrupted", follows=True)],
     ),
     ("an input that is answered before the next", QUEUED, {}, QUEUE, [FIRST]),
     ("an input in the last moment of a session", ONE_INPUT, {"closing": True}, RULES, NOTHING),
@@ -151,7 +151,7 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
         fold(),
         {"refused_input": True},
         replace(RULES, failures={}),
-        [r.TurnStarted("refused", 120_000), r.TurnEnded("answered")],
+        [r.TurnStarted(cause="refused", limit_ms=120_000), r.TurnEnded(reason="answered")],
     ),
     (
         "a refused input before a program's call",
@@ -223,15 +223,15 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
         TWICE_TAKEN,
         {},
         RULES,
-        [r.TurnEnded("failed", error="model_provider_failed", apology=FAILED, speech_text=FAILED)],
+        [r.TurnEnded(reason="failed", error="model_provider_failed", apology=FAILED, speech_text=FAILED)],
     ),
-    ("a turn of a program after its call", REQUEST, {}, RULES, [r.TurnEnded("answered")]),
+    ("a turn of a program after its call", REQUEST, {}, RULES, [r.TurnEnded(reason="answered")]),
     (
         "a turn of a program before an input",
         fold(r.InputQueued("e1", "one"), state=REQUEST),
         {},
         RULES,
-        [r.TurnEnded("answered", follows=True)],
+        [r.TurnEnded(reason="answered", follows=True)],
     ),
     # A round: held writes, a device that is away, calls of the server, questions, and the wait.
     ("calls of the server run", TWO_CALLS, {}, RULES, RunCalls((TWO_CALLS.calls[1],))),
@@ -271,7 +271,7 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
     ("a write that is held by an open question", ASKED, {}, RULES, AwaitResults(("c1", "c2"))),
     (
         "a write whose earlier write is decided",
-        fold(r.QuestionDecided("q1", "c1", "allowed"), state=ASKED),
+        fold(r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"), state=ASKED),
         {},
         RULES,
         [r.CallReleased("c2")],
@@ -423,7 +423,7 @@ def test_a_step_depends_on_nothing_but_its_arguments() -> None:
 
 QUESTION = asking(question())
 EXPIRED = [
-    r.QuestionDecided("q1", "c1", "expired"),
+    r.QuestionDecided(question_id="q1", call_id="c1", outcome="expired"),
     finished("c1", "approval_timeout", tool="", source="", reason="expired"),
 ]
 CARD = asking(question(), profile=CARDS)
@@ -434,17 +434,26 @@ CUT_LATE = fold(r.PromptCut("q1", "e1", NOW + 600_000), state=QUESTION)
 CUT_CARD = fold(r.QuestionsAsked((changed(CUT.questions["q1"], card=True),)), state=CUT)
 AGAIN = [r.PromptSpoken("q1", "device.do? (1)")]
 SPEAKS = {"speaking_until": NOW + 7_000}
-ALLOWED = fold(r.QuestionDecided("q1", "c1", "allowed"), at=NOW + 50_000, state=QUESTION)
+ALLOWED = fold(
+    r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed"), at=NOW + 50_000, state=QUESTION
+)
 
 TOO_LONG = RULES.failures["turn_timeout"]
-TIMED_OUT = r.TurnEnded("timed_out", error="turn_timeout", apology=TOO_LONG, speech_text=TOO_LONG)
+TIMED_OUT = r.TurnEnded(reason="timed_out", error="turn_timeout", apology=TOO_LONG, speech_text=TOO_LONG)
 UNFINISHED = r.CallFinished(
-    finished("c1", "unknown").result,
-    "device.do",
-    "device",
-    "unknown",
-    "turn_timeout",
-    late=LateCall("c1", "device.do", "write", NOW + 720_000, NOW, arguments="{}"),
+    result=finished("c1", "unknown").result,
+    tool="device.do",
+    source="device",
+    error_type="unknown",
+    reason="turn_timeout",
+    late=LateCall(
+        call_id="c1",
+        name="device.do",
+        effect="write",
+        expires_at=NOW + 720_000,
+        started_at=NOW,
+        arguments="{}",
+    ),
     unknown=UnknownCall("digest c1", NOW + 720_000),
 )
 
@@ -475,7 +484,7 @@ DUE: list[tuple[str, Conversation, Facts, int, Sequence[r.Record], int | None]] 
         {},
         NOW + 9_000,
         [
-            r.QuestionDecided("q2", "c2", "expired"),
+            r.QuestionDecided(question_id="q2", call_id="c2", outcome="expired"),
             finished("c2", "approval_timeout", tool="", source="", reason="expired"),
         ],
         NOW + 9_000,

@@ -67,7 +67,7 @@ from tests.conversation.stories import (
 )
 
 SILENT_SEGMENT = in_turn(r.SegmentSpoken("---", ""))
-PROGRAM = fold(r.TurnStarted("request", 120_000, tool="device.do"))
+PROGRAM = fold(r.TurnStarted(cause="request", limit_ms=120_000, tool="device.do"))
 LOST_READ = finished("c1", "cancelled", reason="interrupted", late=changed(LATE_READ, starts_turn=False))
 
 
@@ -76,14 +76,14 @@ FIRST_WORDS: list[tuple[str, Conversation, Facts, list[r.NoticeTaken]]] = [
     ("first words about nothing that is known", fold(), {"memories": ""}, []),
     (
         "first words after news",
-        over(fold(r.NoticeTaken("", Notice("News.")), r.TurnStarted("news", 9))),
+        over(fold(r.NoticeTaken("", Notice(text="News.")), r.TurnStarted(cause="news", limit_ms=9))),
         OWLS,
         [REMEMBERED],
     ),
     ("second words", SAID, OWLS, []),
     (
         "words whose beginning was dropped",
-        over(fold(STARTED, r.TurnStarted("news", 9, trim=1))),
+        over(fold(STARTED, r.TurnStarted(cause="news", limit_ms=9, trim=1))),
         OWLS,
         [],
     ),
@@ -102,7 +102,9 @@ def test_memories_come_with_the_first_words(
 # -- the start of a turn: a long history loses its beginning, which a summary may replace
 
 TWO_TURNS = TWO_SAID  # the messages 0 to 3
-ONE_TURN_LEFT = over(fold(r.TurnStarted("news", 9, trim=2), state=TWO_TURNS))  # the messages 2 and 3
+ONE_TURN_LEFT = over(
+    fold(r.TurnStarted(cause="news", limit_ms=9, trim=2), state=TWO_TURNS)
+)  # the messages 2 and 3
 SHORT: Facts = {"conduct": replace(RULES, max_turns=2)}
 FEW_TOKENS: Facts = {"conduct": replace(RULES, history_tokens=13)}
 SPOKE = Summary("They spoke of owls.")
@@ -141,7 +143,7 @@ def test_a_turn_drops_the_beginning_of_a_long_history(
 def test_a_turn_has_the_limit_of_the_settings_and_the_cause_of_its_caller() -> None:
     conduct = replace(RULES, turn_ms=9_000)
     started = turn_started(view(fold(), conduct), "request", tool="device.do")
-    assert started == r.TurnStarted("request", 9_000, tool="device.do")
+    assert started == r.TurnStarted(cause="request", limit_ms=9_000, tool="device.do")
 
 
 # -- the end of a turn
@@ -155,9 +157,9 @@ CLOSING: Facts = {"reason": "session_end"}
 TOO_LONG: Facts = {"reason": "timed_out"}
 FAILED: Facts = {"reason": "failed", "error": "turn_timeout"}
 SPENT: Facts = {"reason": "failed", "error": "rate_limited", "failure": "budget_spent"}
-SAYS_SORRY = r.TurnEnded("failed", error="turn_timeout", apology=SORRY, speech_text=SORRY)
-SAYS_SPENT = r.TurnEnded("failed", error="rate_limited", apology=BUDGET, speech_text=BUDGET)
-SPENT_BEFORE = fold(r.TurnEnded("failed", apology=BUDGET), STARTED, state=TURN)
+SAYS_SORRY = r.TurnEnded(reason="failed", error="turn_timeout", apology=SORRY, speech_text=SORRY)
+SAYS_SPENT = r.TurnEnded(reason="failed", error="rate_limited", apology=BUDGET, speech_text=BUDGET)
+SPENT_BEFORE = fold(r.TurnEnded(reason="failed", apology=BUDGET), STARTED, state=TURN)
 TWICE_DONE = fold(replied(device(), device("c2")), finished(), finished("c2"), state=DONE)
 CANCELLABLE = in_turn(replied(device(on_interrupt="cancel")))
 NEVER_STARTED = changed(
@@ -167,16 +169,16 @@ LOST_THERE = changed(LOST, tool="local.sum", source="builtin", reason="turn_time
 
 
 def stopped(*results: r.CallFinished, text: str = "", **fields: Any) -> r.TurnEnded:
-    return r.TurnEnded("interrupted", text=text, results=results, **fields)
+    return r.TurnEnded(reason="interrupted", text=text, results=results, **fields)
 
 
 def timed_out_with(*results: r.CallFinished, **fields: Any) -> r.TurnEnded:
-    return r.TurnEnded("timed_out", results=results, **fields)
+    return r.TurnEnded(reason="timed_out", results=results, **fields)
 
 
 ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
     ("an interruption", TURN, {}, {}, STOPPED),
-    ("the end of the session", TURN, {}, CLOSING, r.TurnEnded("session_end")),
+    ("the end of the session", TURN, {}, CLOSING, r.TurnEnded(reason="session_end")),
     ("an event", TURN, {}, {"event_id": "e1"}, BARGED_IN),
     ("before an input", BEFORE_INPUT, {}, {}, REPLACED),
     ("before an input that is not next", BEFORE_INPUT, {}, {"follow": False}, STOPPED),
@@ -205,7 +207,7 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         TURN,
         WRITING,
         CLOSING,
-        r.TurnEnded("session_end", text=f"Let me see {CUT_BEFORE_SPEECH}"),
+        r.TurnEnded(reason="session_end", text=f"Let me see {CUT_BEFORE_SPEECH}"),
     ),
     ("a draft of an earlier request", in_turn(r.ReplyBroken()), WRITING, {}, STOPPED),
     ("a draft of an earlier round", DONE, WRITING, {}, STOPPED),
@@ -244,13 +246,13 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
     ),
     # The apology.
     ("a failure", TURN, {}, FAILED, SAYS_SORRY),
-    ("a failure that has no code", TURN, {}, {"reason": "failed"}, r.TurnEnded("failed")),
+    ("a failure that has no code", TURN, {}, {"reason": "failed"}, r.TurnEnded(reason="failed")),
     (
         "a failure that has no words",
         TURN,
         {},
         {"reason": "failed", "error": "invalid_event"},
-        r.TurnEnded("failed", error="invalid_event"),
+        r.TurnEnded(reason="failed", error="invalid_event"),
     ),
     ("a failure with other words than its code", TURN, {}, SPENT, SAYS_SPENT),
     (
@@ -289,7 +291,7 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         SPENT,
         changed(SAYS_SPENT, apology=f"{DONE_NOT_SAID} {BUDGET}", speech_text=f"{DONE_NOT_SAID} {BUDGET}"),
     ),
-    ("a failure of a program's turn", PROGRAM, {}, FAILED, r.TurnEnded("failed")),
+    ("a failure of a program's turn", PROGRAM, {}, FAILED, r.TurnEnded(reason="failed")),
     # Open calls: each gets an honest result.
     ("a write", CALLED, {}, {}, stopped(LOST)),
     ("a write that was not sent", CALLED, NOTHING_SENT, {}, stopped(NOT_SENT)),
@@ -300,7 +302,7 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         CALLED,
         {},
         CLOSING,
-        r.TurnEnded("session_end", results=(changed(LOST, reason="session_end"),)),
+        r.TurnEnded(reason="session_end", results=(changed(LOST, reason="session_end"),)),
     ),
     (
         "a write that takes too long",
@@ -321,7 +323,7 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         CALLED,
         {},
         {"reason": "failed"},
-        r.TurnEnded("failed", results=(changed(LOST, reason="failed"),)),
+        r.TurnEnded(reason="failed", results=(changed(LOST, reason="failed"),)),
     ),
     ("a write that can be cancelled", CANCELLABLE, {}, {}, stopped(LOST, cancelled=("c1",))),
     ("a write that can be cancelled and was not sent", CANCELLABLE, NOTHING_SENT, {}, stopped(NOT_SENT)),
@@ -364,7 +366,9 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         ASKED,
         {},
         CLOSING,
-        r.TurnEnded("session_end", results=(changed(NO_ANSWER, reason="interrupted"),), superseded=("q1",)),
+        r.TurnEnded(
+            reason="session_end", results=(changed(NO_ANSWER, reason="interrupted"),), superseded=("q1",)
+        ),
     ),
 ]
 
@@ -382,53 +386,75 @@ def test_the_end_of_a_turn_keeps_what_was_heard_and_done(
 
 BROKEN = fold(r.ReplyBroken("One."), state=TURN)
 HELLO = AssistantMessage(text="Hello.")
-ANSWERED = r.TurnEnded("answered")
+ANSWERED = r.TurnEnded(reason="answered")
 REPLIES: list[tuple[str, Conversation, tuple[Call, ...], Facts, list[r.Record]]] = [
-    ("words", TURN, (), {}, [r.ReplyLogged(HELLO, (), "Hello."), ANSWERED]),
+    ("words", TURN, (), {}, [r.ReplyLogged(message=HELLO, calls=(), speech_text="Hello."), ANSWERED]),
     (
         "words before an input",
         BEFORE_INPUT,
         (),
         {},
-        [r.ReplyLogged(HELLO, (), "Hello."), changed(ANSWERED, follows=True)],
+        [r.ReplyLogged(message=HELLO, calls=(), speech_text="Hello."), changed(ANSWERED, follows=True)],
     ),
-    ("words with a pause", TURN, (), {"paused": True}, [r.ReplyLogged(HELLO, (), "Hello.", paused=True)]),
+    (
+        "words with a pause",
+        TURN,
+        (),
+        {"paused": True},
+        [r.ReplyLogged(message=HELLO, calls=(), speech_text="Hello.", paused=True)],
+    ),
     (
         "words and their price",
         TURN,
         (),
         {"usage": (7, 2, 0.1)},
-        [r.ReplyLogged(HELLO, (), "Hello.", usage=(7, 2, 0.1)), ANSWERED],
+        [r.ReplyLogged(message=HELLO, calls=(), speech_text="Hello.", usage=(7, 2, 0.1)), ANSWERED],
     ),
-    ("words and a call of the server", TURN, (local(),), {}, [r.ReplyLogged(HELLO, (local(),), "Hello.")]),
-    ("words and a device call", TURN, (device(),), {}, [r.ReplyLogged(HELLO, (device(),), "")]),
+    (
+        "words and a call of the server",
+        TURN,
+        (local(),),
+        {},
+        [r.ReplyLogged(message=HELLO, calls=(local(),), speech_text="Hello.")],
+    ),
+    (
+        "words and a device call",
+        TURN,
+        (device(),),
+        {},
+        [r.ReplyLogged(message=HELLO, calls=(device(),), speech_text="")],
+    ),
     (
         "words and a device call, after spoken segments",
         SEGMENTS,
         (device(),),
         {},
-        [r.ReplyLogged(HELLO, (device(),), "Hello.")],
+        [r.ReplyLogged(message=HELLO, calls=(device(),), speech_text="Hello.")],
     ),
     (
         "words and a device call, after a broken reply",
         BROKEN,
         (device(),),
         {},
-        [r.ReplyLogged(HELLO, (device(),), "")],
+        [r.ReplyLogged(message=HELLO, calls=(device(),), speech_text="")],
     ),
     (
         "words and a device call that needs a yes",
         TURN,
         (device(consent="needed"),),
         {},
-        [r.ReplyLogged(HELLO, (device(consent="needed"),), "Hello.")],
+        [r.ReplyLogged(message=HELLO, calls=(device(consent="needed"),), speech_text="Hello.")],
     ),
     (
         "words and a refused device call",
         TURN,
         (device(result=result("c1", "permission_denied")),),
         {},
-        [r.ReplyLogged(HELLO, (device(result=result("c1", "permission_denied")),), "Hello.")],
+        [
+            r.ReplyLogged(
+                message=HELLO, calls=(device(result=result("c1", "permission_denied")),), speech_text="Hello."
+            )
+        ],
     ),
 ]
 

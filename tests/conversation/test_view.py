@@ -50,7 +50,7 @@ def test_the_history_has_the_bound_of_the_settings() -> None:
 
 TIMED = failed("tool_error", "It broke.", reason="broke", took_s=0.25)
 DENIED = failed("permission_denied", "No.", reason="denied")
-WHAT_MAY_COME = LateCall("c1", "device.do", "write", NOW + 1)
+WHAT_MAY_COME = LateCall(call_id="c1", name="device.do", effect="write", expires_at=NOW + 1)
 WHAT_MAY_BE = UnknownCall("digest c1", NOW + 1)
 
 FINISHED: list[tuple[str, Call, ToolOutcome, r.CallFinished]] = [
@@ -99,7 +99,15 @@ def test_a_call_ends_with_one_record(call: Call, outcome: ToolOutcome, record: r
 
 UNKNOWN = failed("unknown", "It may have happened.", reason="interrupted")
 CANCELLED = failed("cancelled", "It was not started.", reason="interrupted")
-LATE = LateCall("c1", "device.do", "write", NOW + 600_000, NOW, starts_turn=False, arguments="{}")
+LATE = LateCall(
+    call_id="c1",
+    name="device.do",
+    effect="write",
+    expires_at=NOW + 600_000,
+    started_at=NOW,
+    starts_turn=False,
+    arguments="{}",
+)
 MAYBE = UnknownCall("digest c1", NOW + 600_000)
 LOST = finished("c1", "unknown", reason="interrupted")
 NOT_RUN = finished("c1", "cancelled", reason="interrupted")
@@ -143,7 +151,15 @@ def test_the_true_result_may_still_come_from_a_device(
 # -- what is kept of a call whose result may come
 
 CALL = device(started_at=NOW, untrusted=True)
-REMEMBERED = LateCall("c1", "device.do", "write", NOW + 9, NOW, untrusted=True, arguments="{}")
+REMEMBERED = LateCall(
+    call_id="c1",
+    name="device.do",
+    effect="write",
+    expires_at=NOW + 9,
+    started_at=NOW,
+    untrusted=True,
+    arguments="{}",
+)
 
 LATE_CALLS: list[tuple[str, Call, Facts, LateCall]] = [
     ("a call", CALL, {}, REMEMBERED),

@@ -38,8 +38,8 @@ Told: TypeAlias = tuple[str, dict[str, Any]]
 ALL = r.Claimed(CLAIM, WEBHOOK_EVENTS)
 UNKNOWN = UnknownCall("digest c1", NOW + 60_000)
 LOST = finished("c1", "unknown", reason="lost", unknown=UNKNOWN)
-LATE = LateCall("c1", "device.do", "write", NOW + 60_000)
-LATE_RESULT = r.LateFinished("c1", Notice("A lamp."), starts_turn=True)
+LATE = LateCall(call_id="c1", name="device.do", effect="write", expires_at=NOW + 60_000)
+LATE_RESULT = r.LateFinished("c1", Notice(text="A lamp."), starts_turn=True)
 FORM = Form("builtin", "Which?", {})
 
 

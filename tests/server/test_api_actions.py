@@ -91,7 +91,7 @@ async def test_words_wait_for_a_client(tmp_path: Path) -> None:
 async def test_words_that_nobody_heard_in_time_are_told_to_the_model() -> None:
     async with backend([HELLO], limits={"open_microphone": 60.0}) as served, served.phone() as phone:
         (session,) = served.listener.registry.sessions
-        notice = Notice(app_words(PARCEL), session.view.now() - 1, words=PARCEL)
+        notice = Notice(text=app_words(PARCEL), expires_at=session.view.now() - 1, words=PARCEL)
         await session.commits.decide(lambda: [NoticeTaken("event-1", notice)])
         await phone.ask("Hello.")
         assert phone.speeches() == ["Good morning."]

@@ -50,9 +50,12 @@ async def talk(listener: Listener, subject: str, session_id: str = "talk-1") -> 
     """Store a session of a turn and an acknowledgement."""
     store, key = listener.services.store, SessionKey(subject, session_id)
     claim = await store.claim(key)
-    records = (r.Claimed(claim.token), r.TurnStarted("transcript", 30_000, "in-1", "Hello."))
-    await store.append(claim, "commit-1", r.encode(r.Commit(claim.token, AT, records)))
-    end = r.Commit(claim.token, AT + 5, (r.TurnEnded("answered"),), ("evt-1",))
+    records = (
+        r.Claimed(claim.token),
+        r.TurnStarted(cause="transcript", limit_ms=30_000, event_id="in-1", text="Hello."),
+    )
+    await store.append(claim, "commit-1", r.encode(r.Commit(claim=claim.token, at=AT, records=records)))
+    end = r.Commit(claim=claim.token, at=AT + 5, records=(r.TurnEnded(reason="answered"),), acked=("evt-1",))
     await store.append(claim, "commit-2", r.encode(end))
     stored = await store.read(key)
     assert stored is not None

@@ -362,13 +362,13 @@ def make_services(
     changed.setdefault("open_microphone", 0.0)
     provider = replies if isinstance(replies, ScriptedProvider) else ScriptedProvider(replies)
     services = Services(
-        store if store is not None else MemoryStore(),
-        provider,
-        toolsets,
-        CATALOG,
-        "Be brief.",
-        limits(**changed),
-        "cancel" if mode == "cancel" else "queue",
+        store=store if store is not None else MemoryStore(),
+        provider=provider,
+        toolsets=toolsets,
+        catalog=CATALOG,
+        system_prompt="Be brief.",
+        limits=limits(**changed),
+        interruption_mode="cancel" if mode == "cancel" else "queue",
         observers=TurnObservers(),
     )
     return services if failures is None else replace(services, failures=failures)

@@ -32,7 +32,16 @@ def make_event(number: int, kind: Kind, *, effect: Any = "write", age_s: float =
     payload = {"kind": kind, "callId": call_id, "n": number, "effect": call_effect, "arguments": arguments}
     at = now_ms() - round(age_s * 1000)
     data = json.dumps(payload).encode()
-    return Event(f"evt_a_{number:x}", kind, kind, data, at, call_id, effect, round(CALL_LIMIT * 1000))
+    return Event(
+        id=f"evt_a_{number:x}",
+        kind=kind,
+        type=kind,
+        payload=data,
+        at=at,
+        call_id=call_id,
+        effect=effect,
+        limit_ms=round(CALL_LIMIT * 1000),
+    )
 
 
 class Wire:

@@ -181,7 +181,7 @@ def test_a_tap_after_the_expiry_allows_nothing() -> None:
 def test_each_event_of_a_large_record_has_an_id_of_its_own() -> None:
     state = asking(*(question(number, f"c{number}") for number in range(1, 101)), profile=CARDS)
     end = r.TurnEnded(
-        "timed_out",
+        reason="timed_out",
         error="turn_timeout",
         apology="Sorry.",
         speech_text="Sorry.",

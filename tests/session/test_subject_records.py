@@ -34,7 +34,9 @@ def rules(records: SubjectRecords, subject: str) -> list[Rule]:
 async def write(store: SessionLog, subject: str, text: str) -> None:
     """Write a person's grants as another process."""
     claim = await store.claim(SessionKey(subject, RECORD_ID))
-    await store.append(claim, "other", encode(Commit(claim.token, 0, (FieldSet(FIELD, text),))))
+    await store.append(
+        claim, "other", encode(Commit(claim=claim.token, at=0, records=(FieldSet(FIELD, text),)))
+    )
 
 
 async def test_a_record_is_loaded_by_another_process() -> None:

@@ -52,7 +52,7 @@ class OneTimeTokens(Authenticator):
         grant = msgspec.json.encode(Grant(person, session, expires, role)).decode()
         key = _key(token)
         claim = await self._store.claim(key)
-        commit = Commit(claim.token, time.time_ns() // 1_000_000, (FieldSet(_FIELD, grant),))
+        commit = Commit(claim=claim.token, at=time.time_ns() // 1_000_000, records=(FieldSet(_FIELD, grant),))
         await self._store.append(claim, claim.token, encode(commit))
         # One that is left by a process that dies is deleted as an unused session is.
         asyncio.get_running_loop().call_later(seconds, lambda: asyncio.ensure_future(self._use(key)))

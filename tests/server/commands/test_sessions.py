@@ -70,7 +70,7 @@ async def append(
     """Commit records at noon; a snapshot has the state of the earlier commits."""
     stored = await store.read(claim.key) if snapshot else None
     state = replay(stored.commits()) if stored is not None else None
-    data = r.encode(r.Commit(claim.token, AT, records, acked, state))
+    data = r.encode(r.Commit(claim=claim.token, at=AT, records=records, acked=acked, state=state))
     await store.append(claim, f"commit-{claim.revision + 1}", data, snapshot=snapshot)
 
 
@@ -82,12 +82,12 @@ async def talk(store: SessionLog, subject: str, session_id: str, transcript: str
         store,
         claim,
         r.Claimed(claim.token),
-        r.ProfileDeclared(Profile(("tools", "resume"), instructions="Speak of secret things.")),
+        r.ProfileDeclared(Profile(capabilities=("tools", "resume"), instructions="Speak of secret things.")),
         r.InputQueued("in-1", transcript),
-        r.TurnStarted("transcript", 30_000, "in-1", transcript),
+        r.TurnStarted(cause="transcript", limit_ms=30_000, event_id="in-1", text=transcript),
         r.ReplyLogged(
-            AssistantMessage(text="", calls=(ToolCall("c-1", "agent.status", arguments),)),
-            (Call("c-1", "agent.status", arguments, source="device"),),
+            message=AssistantMessage(text="", calls=(ToolCall("c-1", "agent.status", arguments),)),
+            calls=(Call(id="c-1", name="agent.status", arguments=arguments, source="device"),),
         ),
     )
     return claim
@@ -181,7 +181,10 @@ async def test_a_replay_has_a_row_for_each_record_and_for_each_event(store: Sess
     result = ToolResult("c-1", "the secret status")
     shown = json.loads(await run_async("show", "s-1"))["state"]["outbound"]
     await append(
-        store, claim, r.CallFinished(result, "agent.status", "device", took_ms=12), acked=(shown[0]["id"],)
+        store,
+        claim,
+        r.CallFinished(result=result, tool="agent.status", source="device", took_ms=12),
+        acked=(shown[0]["id"],),
     )
     headings, *lines = (await run_async("replay", "s-1")).splitlines()
     assert headings.split() == ["time", "number", "record", "fields"]

@@ -163,7 +163,9 @@ async def test_another_answer_of_the_model_fails(recorded: Any, conductor: Main)
 
 def recording(*records: r.Record, state: Conversation | None = None) -> Recording:
     """Record a session of one commit; ``state``: that of a snapshot before it."""
-    data = r.encode(r.Commit("claim", 1, (r.Claimed("claim"), *records), (), state))
+    data = r.encode(
+        r.Commit(claim="claim", at=1, records=(r.Claimed("claim"), *records), acked=(), state=state)
+    )
     return Recording(moments([data], 1))
 
 
@@ -175,28 +177,45 @@ def document(*records: r.Record, state: Conversation | None = None) -> dict[str,
 
 
 def started(text: str = "Light.", turn_id: str = "turn-1") -> r.TurnStarted:
-    return r.TurnStarted("transcript", 30_000, f"in-{turn_id}", text)
+    return r.TurnStarted(cause="transcript", limit_ms=30_000, event_id=f"in-{turn_id}", text=text)
 
 
 def reply(tool: str = "lamp.switch", **fields: Any) -> r.ReplyLogged:
     return r.ReplyLogged(
-        AssistantMessage(text=""), (Call("c-1", tool, '{"room":"hall"}', "device", **fields),)
+        message=AssistantMessage(text=""),
+        calls=(Call(id="c-1", name=tool, arguments='{"room":"hall"}', source="device", **fields),),
     )
 
 
 def finished(content: str = '{"data":"ok"}', **fields: Any) -> r.CallFinished:
-    return r.CallFinished(ToolResult("c-1", content), "lamp.switch", "device", **fields)
+    return r.CallFinished(result=ToolResult("c-1", content), tool="lamp.switch", source="device", **fields)
 
 
-LAMP = Profile(("tools", "approval"), tools=[{"name": "lamp.switch", "inputSchema": {"type": "object"}}])
+LAMP = Profile(
+    capabilities=("tools", "approval"), tools=[{"name": "lamp.switch", "inputSchema": {"type": "object"}}]
+)
 CARD = Question(
-    "q-1", "b", "c-1", "lamp.switch", '{"room":"hall"}', "{}", "", "May I?", "medium", 9, card=True
+    id="q-1",
+    batch_id="b",
+    call_id="c-1",
+    tool="lamp.switch",
+    arguments='{"room":"hall"}',
+    redacted_arguments="{}",
+    digest="",
+    prompt="May I?",
+    risk="medium",
+    expires_at=9,
+    card=True,
 )
 
 
 @pytest.mark.parametrize("outcome", ["expired", "superseded"])
 def test_a_question_without_an_answer_is_denied(outcome: Any) -> None:
-    end = (r.QuestionDecided("q-1", "c-1", "expired"),) if outcome == "expired" else ()
+    end = (
+        (r.QuestionDecided(question_id="q-1", call_id="c-1", outcome="expired"),)
+        if outcome == "expired"
+        else ()
+    )
     (step,) = document(
         r.ProfileDeclared(LAMP), started(), reply(consent="needed"), r.QuestionsAsked((CARD,)), *end
     )["steps"]
@@ -204,7 +223,7 @@ def test_a_question_without_an_answer_is_denied(outcome: Any) -> None:
 
 
 def test_a_call_without_a_result_has_no_answer() -> None:
-    late = LateCall("c-1", "lamp.switch", "write", 9)
+    late = LateCall(call_id="c-1", name="lamp.switch", effect="write", expires_at=9)
     rehearsal = document(
         r.ProfileDeclared(LAMP), started(), reply(), finished(error_type="unknown", late=late)
     )
@@ -214,12 +233,12 @@ def test_a_call_without_a_result_has_no_answer() -> None:
 
 
 def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
-    news = r.TurnStarted("news", 30_000)
+    news = r.TurnStarted(cause="news", limit_ms=30_000)
     rehearsal = document(
         r.ProfileDeclared(LAMP),
         started(),
-        r.ReplyLogged(AssistantMessage(text="Yes."), speech_text="Yes."),
-        r.TurnEnded("answered"),
+        r.ReplyLogged(message=AssistantMessage(text="Yes."), speech_text="Yes."),
+        r.TurnEnded(reason="answered"),
         news,
         reply(),
         finished(),
@@ -229,27 +248,29 @@ def test_a_turn_without_a_person_is_no_step_but_its_answers_count() -> None:
 
 
 def test_a_failed_turn_expects_no_speech() -> None:
-    failed = r.TurnEnded("failed", error="model_provider_failed", apology="Sorry.", speech_text="Sorry.")
-    (step,) = document(started(), r.ReplyLogged(AssistantMessage(text="Let"), speech_text="Let"), failed)[
-        "steps"
-    ]
+    failed = r.TurnEnded(
+        reason="failed", error="model_provider_failed", apology="Sorry.", speech_text="Sorry."
+    )
+    (step,) = document(
+        started(), r.ReplyLogged(message=AssistantMessage(text="Let"), speech_text="Let"), failed
+    )["steps"]
     assert step == {"say": "Light."}
 
 
 def test_an_interruption_counts_all_speeches_of_the_step() -> None:
     (step,) = document(
         started(),
-        r.ReplyLogged(AssistantMessage(text="Let me look."), speech_text="Let me look."),
-        r.ReplyLogged(AssistantMessage(text="It is on."), speech_text="It is on."),
+        r.ReplyLogged(message=AssistantMessage(text="Let me look."), speech_text="Let me look."),
+        r.ReplyLogged(message=AssistantMessage(text="It is on."), speech_text="It is on."),
         r.SpeechCut("speech-2", "It is [The user interrupted here and did not hear the rest.]", "in-2"),
     )["steps"]
     assert step["interrupt"] == {"after_characters": len("Let me look.It is ")}
 
 
 def test_an_interruption_between_speeches_does_not_count() -> None:
-    end = r.TurnEnded("interrupted", "in-2")
+    end = r.TurnEnded(reason="interrupted", event_id="in-2")
     (step,) = document(
-        started(), r.ReplyLogged(AssistantMessage(text="Let"), speech_text="Let me look."), end
+        started(), r.ReplyLogged(message=AssistantMessage(text="Let"), speech_text="Let me look."), end
     )["steps"]
     assert step == {"say": "Light."}
 
@@ -295,7 +316,11 @@ async def test_the_tools_of_an_app_without_declarations_are_those_of_the_catalog
     ) as listener:
         claim = await listener.services.store.claim(SessionKey("s", "empty"))
         claim = await listener.services.store.claim(SessionKey("s", "legacy"))
-        data = r.encode(r.Commit(claim.token, 1, (r.Claimed(claim.token), started(), reply("agent.status"))))
+        data = r.encode(
+            r.Commit(
+                claim=claim.token, at=1, records=(r.Claimed(claim.token), started(), reply("agent.status"))
+            )
+        )
         await listener.services.store.append(claim, "commit-1", data)
 
     def run(*arguments: str) -> tuple[int, str, str]:
