@@ -84,6 +84,11 @@ _NOT_REPLAYED = (
 _MAX_START_BYTES = 64_512  # without the envelope; the soft limit is 64 KiB
 
 
+class _Announced(outbound.ToolResultEvent, frozen=True, omit_defaults=True):
+    # In `resume` a result is named by its call: the server asks for what it lacks.
+    pass
+
+
 class Client(Session):
     """A voice app's side of one session. Turns, handlers and unconfirmed events outlive a connection.
 
@@ -210,7 +215,7 @@ class Client(Session):
         if self.started is None or "resume" not in capabilities:
             return start
         results = (e.event for e in self.entries if isinstance(e.event, outbound.ToolResultEvent))
-        calls = [outbound.ToolResultEvent(result.call_id) for result in results]
+        calls: list[outbound.ToolResultEvent] = [_Announced(result.call_id) for result in results]
         full = replace(start, resume=outbound.Resume(self._last_event_id, calls, list(self._calls.runs)))
         if len(encode(full)) <= _MAX_START_BYTES:
             return full
