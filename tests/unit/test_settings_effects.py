@@ -141,7 +141,7 @@ EFFECTS: dict[str, Effect] = {
 
 ELSEWHERE = {
     "host": "server/test_cli.py::test_with_tokens_other_machines_need_a_token",
-    "port": "server/test_cli.py::test_with_tokens_other_machines_need_a_token",
+    "port": "server/test_app.py::test_a_port_in_use_is_reported_before_anything_starts",
     "web": "server/test_page.py::test_web_off_removes_only_the_page",
     "max_kept_sessions_per_subject": "server/conversations/test_rate_limits.py"
     "::test_a_session_too_many_is_refused_clearly_and_existing_ones_can_be_resumed",
@@ -149,13 +149,13 @@ ELSEWHERE = {
     "mcp_server": "server/test_roles.py::test_a_static_token_and_the_one_of_its_programs",
     "auth_tokens": "server/test_cli.py::test_with_tokens_other_machines_need_a_token",
     "auth": "server/test_authenticators.py::test_a_header_from_elsewhere_is_ignored_and_logged",
-    "api_keys": "server/test_api_http.py::test_without_keys_there_is_no_api",
+    "api_keys": "server/test_api_http.py::test_a_wrong_key_is_refused_and_limited_and_locks_nobody_out",
     "allowed_origins": "server/test_access.py"
     "::test_a_page_may_connect_to_its_own_host_and_port_and_no_page_of_another_port",
     "session_store_replicas": "server/commands/test_check_store.py::test_missing_replicas_fail",
     "session_ttl_s": "unit/stores/test_sqlite.py::test_the_settings_decide_when_sessions_expire",
-    "workers": "server/test_reload.py::test_a_removed_token_is_out_within_a_second_and_a_new_one_is_in",
-    "admin_token": "server/test_metrics.py::test_without_an_admin_token_there_are_no_metrics",
+    "workers": "server/test_logs.py::test_every_line_of_a_server_is_json",
+    "admin_token": "server/test_metrics.py::test_wrong_tokens_are_ten_a_minute_and_the_right_one_still_works",
     "log_level": "server/test_cli.py::test_with_tokens_other_machines_need_a_token",
     "log_format": "server/test_cli.py::test_with_tokens_other_machines_need_a_token",
 }
