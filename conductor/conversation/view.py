@@ -274,4 +274,4 @@ def late_call(call: Call, expires_at: int, *, starts_turn: bool = True, job: boo
 def lost_result(call_id: str) -> ToolResult:
     """Make the result of a call whose result was lost."""
     outcome = interrupted_outcome("write", was_sent=True, reason="interrupted")
-    return ToolResult(call_id, outcome.content, is_error=True)
+    return outcome.to_result(call_id)

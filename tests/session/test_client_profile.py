@@ -19,10 +19,12 @@ from conductor.tools.policies import Policies
 from conductor.tools.rules import Rule, encode_rules
 from tests.session.helpers import (
     CATALOG,
+    Disk,
     LocalTools,
     Stage,
     call,
     make_services,
+    open_session,
     open_stage,
     steps,
 )
@@ -123,10 +125,15 @@ async def test_the_operators_rules_and_the_persons_grants_decide_for_every_tool(
     assert [await consent(stage, name) for name in ("device.pick", "device.look")] == ["free", "free"]
 
 
-async def test_tools_that_are_declared_again_are_read_once() -> None:
-    stage = await make_client()
+@pytest.mark.parametrize("moves", [False, True])
+async def test_tools_that_are_declared_again_are_read_once(moves: bool) -> None:
+    stage = await make_client(make_services(toolsets=[LocalTools()], store=Disk()))
     tools = [LAMP, {"name": "broken"}]
     first = await start(stage, SessionStart(capabilities=["tools"], tools=tools))
+    if moves:  # to another process
+        stage.app.line.cut()
+        stage.session = await open_session(stage.services)
+        await stage.app.connect(stage.session)
     executor = stage.session.gate.executor
     again = await start(stage, SessionStart(capabilities=["tools"], tools=[dict(tool) for tool in tools]))
     assert stage.session.gate.executor is executor
