@@ -283,7 +283,7 @@ def _without_emoji(text: str) -> str:
     return _EMOJI.sub(between, text)
 
 
-class _Reader(MarkdownIt):
+class _MarkdownReader(MarkdownIt):
     # Link targets are not spoken, so they are not checked.
     def __init__(self) -> None:
         super().__init__("js-default", {"html": True})
@@ -303,4 +303,4 @@ class _Reader(MarkdownIt):
         return link
 
 
-_READER = _Reader()
+_READER = _MarkdownReader()

@@ -30,9 +30,9 @@ from conductor.client.connection import (
     ClientError,
     ClientLimits,
     ConnectionLost,
-    Event,
     GaveUp,
     Lost,
+    ReceivedEvent,
     Reconnect,
     Reconnected,
     StartRefused,
@@ -42,7 +42,7 @@ from conductor.client.connection import (
     describe_error,
     state_of,
 )
-from conductor.client.session import CLOSED, Session
+from conductor.client.session import CLOSED, Connections
 from conductor.client.turns import Turn, Turns
 from conductor.events import client as outbound
 from conductor.events import server
@@ -89,7 +89,7 @@ class _Announced(outbound.ToolResultEvent, frozen=True, omit_defaults=True):
     pass
 
 
-class Client(Session):
+class Client(Connections):
     """A voice app's side of one session. Turns, handlers and unconfirmed events outlive a connection.
 
     ``session_id`` None makes a new session. ``token`` is sent in the ``Authorization: Bearer`` header.
@@ -341,7 +341,9 @@ class Client(Session):
         """
         self._callbacks.setdefault(kind if isinstance(kind, str) else kind.TYPE, []).append(callback)
 
-    async def _tell(self, event: Event | Lost | TryFailed | Reconnected | GaveUp, *kinds: str) -> None:
+    async def _tell(
+        self, event: ReceivedEvent | Lost | TryFailed | Reconnected | GaveUp, *kinds: str
+    ) -> None:
         for callback in [c for kind in (event.TYPE, *kinds) for c in self._callbacks.get(kind, ())]:
             try:
                 if inspect.isawaitable(value := callback(event)):
@@ -353,7 +355,7 @@ class Client(Session):
 
     # Reading
 
-    def on_read(self, event: Event) -> None:  # noqa: C901 -- a branch an event
+    def on_read(self, event: ReceivedEvent) -> None:  # noqa: C901 -- a branch an event
         match event:
             case server.SessionStarted():
                 self._turns.are_named = "turns" in self.capabilities
@@ -395,7 +397,7 @@ class Client(Session):
             if not self._calls.speeches and not isinstance(event, _NOT_REPLAYED):
                 self._last_event_id = event_id
 
-    async def _handle(self, event: Event) -> None:
+    async def _handle(self, event: ReceivedEvent) -> None:
         self.state = state_of(event) or self.state
         self._turns.note(event, self._calls.find(getattr(event, "call_id", None) or ""))
         await self._tell(event, "*")

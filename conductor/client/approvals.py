@@ -14,13 +14,13 @@ from msgspec.structs import asdict, replace
 
 from conductor.client.calls import clean, takes_two_arguments
 from conductor.client.connection import describe_error
-from conductor.client.session import Entry, Session, remember
+from conductor.client.session import Connections, Unconfirmed, remember
 from conductor.events.client import ApprovalResponse, ApprovalShown
 from conductor.events.server import ApprovalRequest, ApprovalResolved
 
 log = logging.getLogger(__name__)
 
-Scope: TypeAlias = Literal["once", "session", "always"]
+ApprovalScope: TypeAlias = Literal["once", "session", "always"]
 
 _MAX_MESSAGE = 2_000
 _MAX_EDITS = 10  # of one request: it is put to the app again after a refused edit
@@ -41,7 +41,7 @@ class ApprovalDecision:
     """A person's decision, made by `allow`, `deny` or `edit`."""
 
     decision: Literal["allow", "deny", "edit"]
-    scope: Scope = "once"
+    scope: ApprovalScope = "once"
     arguments: dict[str, Any] | None = None
     message: str | None = None
 
@@ -55,7 +55,7 @@ that draws the card later takes a second parameter, an async function, and await
 """
 
 
-def allow(scope: Scope = "once") -> ApprovalDecision:
+def allow(scope: ApprovalScope = "once") -> ApprovalDecision:
     """Allow the call as requested. A scope that is not offered counts as ``once``."""
     return ApprovalDecision("allow", scope)
 
@@ -74,8 +74,8 @@ def edit(arguments: dict[str, Any]) -> ApprovalDecision:
 class _Question:
     approval: Approval
     task: asyncio.Task[None] | None = None
-    card: Entry | None = None  # ``approval.shown``
-    decision: Entry | None = None
+    card: Unconfirmed | None = None  # ``approval.shown``
+    decision: Unconfirmed | None = None
     refused: asyncio.Event = field(default_factory=asyncio.Event)  # the edit in ``decision``
     is_settled: bool = False
 
@@ -87,7 +87,7 @@ class Approvals:
     repeated on each connection: it may lead to another server process.
     """
 
-    def __init__(self, session: Session, handler: ApprovalHandler | None) -> None:
+    def __init__(self, session: Connections, handler: ApprovalHandler | None) -> None:
         self.handler = handler
         self._session = session
         self._questions: dict[str, _Question] = {}

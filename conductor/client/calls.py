@@ -14,13 +14,13 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from conductor.client.connection import ConnectionLost, arguments_of, describe_error
-from conductor.client.session import Session, remember
+from conductor.client.session import Connections, remember
 from conductor.events.client import ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
 from conductor.events.server import ToolCallEvent, is_ui_call
 
 log = logging.getLogger(__name__)
 
-Effect: TypeAlias = Literal["none", "partial", "complete"]
+CancelledEffect: TypeAlias = Literal["none", "partial", "complete"]
 """How much of a cancelled call took effect."""
 
 ToolHandler: TypeAlias = Callable[..., Any]
@@ -36,7 +36,7 @@ A second parameter without a default receives the text's language (BCP 47), or a
 locale's.
 """
 
-Outcome: TypeAlias = ToolResultEvent | ToolCancelled
+CallEnd: TypeAlias = ToolResultEvent | ToolCancelled
 
 SPEAK = "tts.speak"
 _MAX_MESSAGE = 1_000
@@ -65,7 +65,7 @@ class ToolCancelledError(Exception):
     ``result`` is the partial result: a string or a JSON value.
     """
 
-    def __init__(self, effect: Effect, result: Any = None) -> None:
+    def __init__(self, effect: CancelledEffect, result: Any = None) -> None:
         super().__init__(f"The tool was cancelled on the device; effect: {effect}.")
         self.effect = effect
         self.result = None if result is None else _as_text(result)
@@ -79,15 +79,15 @@ class ToolRun:
     handler updates, is reported then.
     """
 
-    def __init__(self, call: ToolCallEvent, session: Session) -> None:
+    def __init__(self, call: ToolCallEvent, session: Connections) -> None:
         self.call_id, self.name, self.arguments = call.call_id, call.name, call.arguments
         self.result: str | None = None
         self.error: str | None = None
         self.cancelled = asyncio.Event()
         self.reason: str | None = None
-        self.effect: Effect | None = None
+        self.effect: CancelledEffect | None = None
         self.is_queued = True
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Task[CallEnd] | None = None
         self._session = session
         self._last_report = float("-inf")
 
@@ -119,7 +119,7 @@ class ToolRun:
 class Calls:
     """The tools and their handlers, the queued and running calls, and the voice. No call runs twice."""
 
-    def __init__(self, session: Session, tools: Sequence[Any], speak: SpeakHandler | None) -> None:
+    def __init__(self, session: Connections, tools: Sequence[Any], speak: SpeakHandler | None) -> None:
         self.tools, self.speak = list(tools), speak
         self.handlers: dict[str, ToolHandler] = {}
         self.runs: dict[str, ToolRun] = {}  # unanswered tool calls, oldest first
@@ -169,7 +169,7 @@ class Calls:
         if run is None or not run.is_queued:
             return
         run.is_queued = False  # before the first await: a ``tool.cancel`` or a replay may follow at once
-        outcome: Outcome
+        outcome: CallEnd
         if (arguments := arguments_of(call)) is None:
             outcome = ToolResultEvent(call.call_id, error="The arguments are not a JSON object.")
         elif call.name == SPEAK:
@@ -185,7 +185,7 @@ class Calls:
         run.error = f"cancelled: {outcome.effect}" if isinstance(outcome, ToolCancelled) else outcome.error
         await self._post(outcome)
 
-    async def _run(self, run: ToolRun, arguments: dict[str, Any]) -> Outcome:
+    async def _run(self, run: ToolRun, arguments: dict[str, Any]) -> CallEnd:
         if (handler := self.handlers.get(run.name)) is None:
             return ToolResultEvent(run.call_id, error=f"This device has no tool {run.name}.")
         if "lease" in self._session.capabilities:
@@ -204,7 +204,7 @@ class Calls:
         reads = any((tool.get("annotations") or {}).get("readOnlyHint") is True for tool in tools)
         return ToolCancelled(run.call_id, run.effect or ("none" if reads else "partial"))
 
-    async def _say(self, run: ToolRun, text: str, lang: str) -> Outcome:
+    async def _say(self, run: ToolRun, text: str, lang: str) -> CallEnd:
         async with self._voice:
             if self.speak is not None and run.call_id in self.speeches:
                 self._speech = run
@@ -217,7 +217,7 @@ class Calls:
         # The shipped app also answers "spoken" for an interrupted speech.
         return ToolResultEvent(run.call_id, '{"spoken":true}')
 
-    async def _attempt(self, run: ToolRun, work: Callable[[], Any]) -> Outcome:
+    async def _attempt(self, run: ToolRun, work: Callable[[], Any]) -> CallEnd:
         """Run the app's code. An exception, or a cancellation by the code itself, becomes an error."""
         run.task = self._session.spawn(self._work(run, work))
         # Not awaited directly, which would not tell its cancellation from that of the waiting task.
@@ -228,7 +228,7 @@ class Calls:
         effect = f"; effect: {outcome.effect}" if outcome is not None else ""
         return ToolResultEvent(run.call_id, error=f"The tool was cancelled on the device{effect}.")
 
-    async def _work(self, run: ToolRun, work: Callable[[], Any]) -> Outcome:
+    async def _work(self, run: ToolRun, work: Callable[[], Any]) -> CallEnd:
         limit = asyncio.timeout(seconds := self._session.limits.tool_s)
         try:
             async with limit:
@@ -244,7 +244,7 @@ class Calls:
                 late = late or str(error)
             return ToolResultEvent(run.call_id, error=late or type(error).__name__)
 
-    async def _post(self, event: Outcome) -> None:
+    async def _post(self, event: CallEnd) -> None:
         if isinstance(event, ToolCancelled):
             event = replace(event, result=_shorten(event.result, _MAX_CANCELLED_RESULT))
         else:

@@ -185,7 +185,7 @@ class UnknownEvent(msgspec.Struct, frozen=True):
     payload: dict[str, Any]
 
 
-Event: TypeAlias = ServerEvent | UnknownEvent
+ReceivedEvent: TypeAlias = ServerEvent | UnknownEvent
 
 
 class _UnknownError(ErrorEvent, frozen=True, rename="camel", omit_defaults=True):
@@ -206,7 +206,7 @@ _DECODERS: dict[str, list[msgspec.json.Decoder[ServerEvent]]] = {
 _DECODERS[ErrorEvent.TYPE].append(msgspec.json.Decoder(_UnknownError))
 
 
-def decode_frame(frame: bytes) -> tuple[str, Event] | None:
+def decode_frame(frame: bytes) -> tuple[str, ReceivedEvent] | None:
     """Decode a frame into its envelope id and its event; None if it is not an event.
 
     A payload that does not fit its type's struct becomes an `UnknownEvent`: a newer server is not an error.
@@ -229,7 +229,7 @@ def arguments_of(call: ToolCallEvent) -> dict[str, Any] | None:
         return None
 
 
-def state_of(event: Event) -> str | None:
+def state_of(event: ReceivedEvent) -> str | None:
     """Return the state set by a ``convo.setState``; None for any other event."""
     if isinstance(event, ToolCallEvent) and event.name == "convo.setState":
         return str((arguments_of(event) or {}).get("state", ""))

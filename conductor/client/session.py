@@ -36,7 +36,7 @@ CLOSED = "The client was closed."
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class Unconfirmed:
     """An unconfirmed event: when it was made, on which socket it was sent last, and how often."""
 
     event_id: str
@@ -46,7 +46,7 @@ class Entry:
     sends: int = 0
 
 
-class Session:
+class Connections:
     """The sockets one after the other, and the unconfirmed events.
 
     ``started`` is the server's last answer to ``session.start``, ``inbox`` holds ids and events for their
@@ -58,9 +58,9 @@ class Session:
     def __init__(self, session_id: str, limits: wire.ClientLimits, url: str, token: str | None) -> None:
         self.session_id, self.limits, self.url, self.token = session_id, limits, url, token
         self.new_id = IdGenerator("cevt")
-        self.inbox: asyncio.Queue[tuple[str, wire.Event]] = asyncio.Queue(MAX_WAITING)
+        self.inbox: asyncio.Queue[tuple[str, wire.ReceivedEvent]] = asyncio.Queue(MAX_WAITING)
         self.received_ids: dict[str, None] = {}
-        self.entries: list[Entry] = []
+        self.entries: list[Unconfirmed] = []
         self._connection = 0  # counts the sockets
         self._loss = ConnectionLost("The client has not been started.")
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -73,7 +73,7 @@ class Session:
     def make_start(self) -> client.SessionStart:
         raise NotImplementedError
 
-    def on_read(self, event: wire.Event) -> None:
+    def on_read(self, event: wire.ReceivedEvent) -> None:
         """Handle the urgent part of a new event, as soon as it is read."""
 
     @property
@@ -215,9 +215,9 @@ class Session:
         """Send an event once. Raises `ConnectionLost`, and `ValueError` for one that exceeds a frame."""
         await self._write(self.require(), self.new_id(), event)
 
-    def add(self, event: client.ClientEvent) -> Entry:
+    def add(self, event: client.ClientEvent) -> Unconfirmed:
         """Add an event for `flush`. A full list drops the oldest. Raises as `frame`."""
-        entry = Entry(self.new_id(), event, asyncio.get_running_loop().time())
+        entry = Unconfirmed(self.new_id(), event, asyncio.get_running_loop().time())
         self.frame(entry.event_id, event)
         self.entries = [*self.entries, entry][-self.limits.unconfirmed :]
         return entry

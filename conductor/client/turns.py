@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from conductor.client.calls import ToolRun
-from conductor.client.connection import ClientError, Event, WaitTimeout, arguments_of, state_of
+from conductor.client.connection import ClientError, ReceivedEvent, WaitTimeout, arguments_of, state_of
 from conductor.events import server
 
 Ending: TypeAlias = Literal["idle", "followed", "lost"]
@@ -41,7 +41,7 @@ class Turn:
     partials: list[str] = field(default_factory=list)
     calls: list[ToolRun] = field(default_factory=list)
     errors: list[server.ErrorEvent] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[ReceivedEvent] = field(default_factory=list)
     requests: set[str] = field(default_factory=set)
     end: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -77,7 +77,7 @@ class Turn:
             raise WaitTimeout(f"The turn did not end within {limit:g} s.") from None
         return self
 
-    def note(self, event: Event, run: ToolRun | None) -> None:
+    def note(self, event: ReceivedEvent, run: ToolRun | None) -> None:
         """Record an event of the turn; ``run`` is the tool call that it starts."""
         self.events.append(event)
         match event:
@@ -98,7 +98,7 @@ class Turn:
                 self.speeches.append(str((arguments_of(event) or {}).get("text", "")))
             case server.ToolCallEvent() if run is not None:
                 self.calls.append(run)
-            case server.TurnEnded():
+            case server.TurnEndedEvent():
                 self.reason = event.reason
 
 
@@ -139,7 +139,7 @@ class Turns:
                 turn.ending = ending
                 turn.end.set_result(None)
 
-    def note(self, event: Event, run: ToolRun | None = None) -> None:
+    def note(self, event: ReceivedEvent, run: ToolRun | None = None) -> None:
         """Record an event with its turn, before it is handled; ``run`` is the tool call that it starts."""
         is_thinking = state_of(event) == "thinking"
         self._thinking |= is_thinking
@@ -149,7 +149,7 @@ class Turns:
         match event:
             case server.EventAck():
                 turns = []
-            case server.TurnEnded(event_id=event_id):
+            case server.TurnEndedEvent(event_id=event_id):
                 turns = self.of(event_id)
             case server.ErrorEvent(event_id=event_id, call_id=call_id):
                 is_general = event_id is None and call_id is None
@@ -157,9 +157,9 @@ class Turns:
         for turn in turns:
             turn.note(event, run)
 
-    def settle(self, event: Event) -> None:
+    def settle(self, event: ReceivedEvent) -> None:
         """End the turns that an event ends, after its handlers."""
-        if isinstance(event, server.TurnEnded):
+        if isinstance(event, server.TurnEndedEvent):
             for turn in self.of(event.event_id):
                 is_replaced = event.reason == "interrupted" and not turn.interrupted
                 self.end([turn], "followed" if is_replaced else "idle")

@@ -190,11 +190,11 @@ class Play:
 
 Scene: TypeAlias = Callable[[Play], Awaitable[str | None]]
 """Plays a step; returns the app's mistake. Raises `TimeoutError` and `ConnectionClosed`."""
-Outcome: TypeAlias = Literal["right", "wrong", "skipped", "not tried"]
+SceneOutcome: TypeAlias = Literal["right", "wrong", "skipped", "not tried"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class VerifiedStep:
     """The app's behaviour, a section of docs/protocol-reference.md, and a scene that tests it.
 
     ``seen`` are the app's events and its mistake, or the reason why the scene was not played.
@@ -204,7 +204,7 @@ class Step:
     section: str
     play: Scene
     needs: str | None = None
-    outcome: Outcome = "not tried"
+    outcome: SceneOutcome = "not tried"
     seen: str = ""
 
 
@@ -365,28 +365,30 @@ async def _valid(play: Play) -> str | None:
 
 
 STEPS = [
-    Step("starts its session by its first event", "Connection", _starts),
-    Step("reads a slow answer, answers pings and UI calls", "Calls", _streams),
-    Step("runs a repeated call once", "Reconnect", partial(_repeat, cut=False)),
-    Step("ignores an unknown event", "Envelope", _unknown),
-    Step("connects again after a restart, for the same session", "Reconnect", _restart),
-    Step("reconnects after session.goaway", "session.goaway", _goaway, needs="goaway"),
-    Step("speaks the segments of a reply in order", "Segments", _segments, needs="segments"),
-    Step(
+    VerifiedStep("starts its session by its first event", "Connection", _starts),
+    VerifiedStep("reads a slow answer, answers pings and UI calls", "Calls", _streams),
+    VerifiedStep("runs a repeated call once", "Reconnect", partial(_repeat, cut=False)),
+    VerifiedStep("ignores an unknown event", "Envelope", _unknown),
+    VerifiedStep("connects again after a restart, for the same session", "Reconnect", _restart),
+    VerifiedStep("reconnects after session.goaway", "session.goaway", _goaway, needs="goaway"),
+    VerifiedStep("speaks the segments of a reply in order", "Segments", _segments, needs="segments"),
+    VerifiedStep(
         "runs a call once despite a cut connection", "Reconnect", partial(_repeat, cut=True), needs="resume"
     ),
-    Step("sends an unacknowledged result again", "Reconnect", _cut_after_result, needs="resume"),
-    Step("speaks a question and sends the person's answer", "Turns", _question),
-    Step("continues after a refused transcript", "Errors", _refused),
-    Step("sends a lost transcript again, under its id", "Reconnect", _lost_transcript, needs="resume"),
-    Step("shows a card and sends its decision", "Approvals", _card, needs="approval"),
-    Step("answers a cancelled call", "tool.cancel", _cancel, needs="cancel"),
-    Step("stays closed after a session takeover", "Reconnect", _superseded, needs="resume"),
-    Step("sends valid events only", "Errors", _valid),
+    VerifiedStep("sends an unacknowledged result again", "Reconnect", _cut_after_result, needs="resume"),
+    VerifiedStep("speaks a question and sends the person's answer", "Turns", _question),
+    VerifiedStep("continues after a refused transcript", "Errors", _refused),
+    VerifiedStep(
+        "sends a lost transcript again, under its id", "Reconnect", _lost_transcript, needs="resume"
+    ),
+    VerifiedStep("shows a card and sends its decision", "Approvals", _card, needs="approval"),
+    VerifiedStep("answers a cancelled call", "tool.cancel", _cancel, needs="cancel"),
+    VerifiedStep("stays closed after a session takeover", "Reconnect", _superseded, needs="resume"),
+    VerifiedStep("sends valid events only", "Errors", _valid),
 ]
 
 
-async def verify(play: Play) -> AsyncIterator[Step]:
+async def verify(play: Play) -> AsyncIterator[VerifiedStep]:
     """Play all steps; give each as it ends. The seed shuffles all but the first and the last two.
 
     Without a connection, or without a session, only the first and the last are played.
@@ -404,8 +406,8 @@ async def verify(play: Play) -> AsyncIterator[Step]:
     yield await _play(play, valid) if play.starts else replace(valid, seen="the app was not connected")
 
 
-async def _play(play: Play, step: Step) -> Step:
-    outcome: Outcome = "wrong"
+async def _play(play: Play, step: VerifiedStep) -> VerifiedStep:
+    outcome: SceneOutcome = "wrong"
     try:
         mistake = await step.play(play)
         outcome, end = ("wrong", f"; {mistake}") if mistake else ("right", "")
@@ -429,11 +431,11 @@ def run(options: argparse.Namespace) -> int:
     return 1 if counts["wrong"] or counts["not tried"] else 0
 
 
-async def _run(play: Play, host: str, port: int) -> Counter[Outcome]:
+async def _run(play: Play, host: str, port: int) -> Counter[SceneOutcome]:
     def choose(_connection: ServerConnection, offered: Any) -> Any:
         return SUBPROTOCOL if SUBPROTOCOL in offered else None
 
-    counts: Counter[Outcome] = Counter()
+    counts: Counter[SceneOutcome] = Counter()
     width = max(len(step.does) for step in STEPS)
     async with serve(play.handle, host, port, select_subprotocol=choose, close_timeout=1) as listener:
         port = next(iter(listener.sockets)).getsockname()[1]

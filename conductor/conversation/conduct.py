@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from conductor.conversation.phrases import Failure
+from conductor.conversation.phrases import SpokenFailure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Conduct:
     """
 
     cancels: bool = True
-    failures: Mapping[Failure, str] = field(default_factory=dict)
+    failures: Mapping[SpokenFailure, str] = field(default_factory=dict)
     history_tokens: int = 60_000
     window_tokens: int | None = None
     turn_ms: int = 120_000

@@ -24,7 +24,7 @@ from conductor.events.server import (
     ToolCallEvent,
     ToolCancel,
     ToolLate,
-    TurnEnded,
+    TurnEndedEvent,
     append_message,
     set_state,
     speak,
@@ -92,7 +92,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield from _end(state, record)
             if turn is not None and "turns" in state.profile.capabilities:
                 for number, event_id in enumerate(turn.transcripts):
-                    yield SLOTS["ended"] + number, "ended", TurnEnded(turn.id, event_id, record.reason)
+                    yield SLOTS["ended"] + number, "ended", TurnEndedEvent(turn.id, event_id, record.reason)
         case r.QuestionsAsked():
             yield from _cards(state, record)
         case r.PromptSpoken() if record.question_id in state.questions:

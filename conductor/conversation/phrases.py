@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # a type only
     from conductor.events.client import AgentCompleted
 
 # Failures that have a spoken sentence.
-Failure: TypeAlias = ErrorCode | Literal["budget_spent", "model_busy", "calls_ran"]
+SpokenFailure: TypeAlias = ErrorCode | Literal["budget_spent", "model_busy", "calls_ran"]
 
 # Spoken when a turn fails, by error code; ``rate_limited`` when the queue is full, ``calls_ran`` instead of a
 # request to try again. An empty or missing sentence is not spoken.
-FAILURES: Mapping[Failure, str] = MappingProxyType(
+FAILURES: Mapping[SpokenFailure, str] = MappingProxyType(
     {
         "model_provider_failed": "Sorry, I could not get an answer just now. Please try again.",
         "turn_timeout": "Sorry, that took too long, so I stopped. Please try again.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conductor.conversation import records as r
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, marked
 from conductor.conversation.history import cut_point
-from conductor.conversation.phrases import CUT_OFF, Failure, name_for_the_ear
+from conductor.conversation.phrases import CUT_OFF, SpokenFailure, name_for_the_ear
 from conductor.conversation.state import Call, Cause, Notice, Speech, Turn
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.errors import ErrorCode
@@ -79,7 +79,7 @@ def ended(
     *,
     heard_prefix: str | None = None,
     error: ErrorCode | None = None,
-    failure: Failure | None = None,
+    failure: SpokenFailure | None = None,
     back: str = "",
     event_id: str = "",
     follow: bool | None = None,
@@ -126,7 +126,7 @@ def ended(
     )
 
 
-def _apology(view: View, turn: Turn, failure: Failure | None, back: str) -> str:
+def _apology(view: View, turn: Turn, failure: SpokenFailure | None, back: str) -> str:
     """Word a failure. After calls that changed something it says so, and never asks to try again."""
     if failure is None:
         return ""

@@ -301,7 +301,7 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     event_id: Annotated[str | None, doc("The event that caused it.")] = None
 
 
-class TurnEnded(msgspec.Struct, frozen=True, rename="camel"):
+class TurnEndedEvent(msgspec.Struct, frozen=True, rename="camel"):
     """The turn of a transcript has ended. Every accepted transcript gets this event once."""
 
     TYPE: ClassVar[str] = "turn.ended"
@@ -397,7 +397,7 @@ ServerEvent: TypeAlias = (
     | ApprovalRequest
     | ApprovalResolved
     | Diagnostic
-    | TurnEnded
+    | TurnEndedEvent
     | TurnMetrics
     | SessionGoaway
     | SessionPing

@@ -18,7 +18,7 @@ from conductor.conversation.state import Turn
 from conductor.errors import ConductorError, ErrorCode
 from conductor.events.server import EndReason, TurnMetrics
 from conductor.models.base import Finished, Usage
-from conductor.session.services import Observed, Observers, Output, SessionObserver, SessionStart
+from conductor.session.services import Observed, Observers, Output, SessionObserver, StartOutcome
 from conductor.stores.base import SessionKey
 from conductor.tools.audit import SessionAudit
 from conductor.tools.base import ToolSpec
@@ -33,7 +33,7 @@ COMMIT_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TurnPart:
     """A part of a turn; times are nanoseconds since the epoch. ``error`` is a code, empty for a success."""
 
     kind: Literal["chat", "execute_tool", "approval"]
@@ -56,7 +56,7 @@ class TurnStats:
     cost: float = 0.0
     models: list[str] = field(default_factory=list)
     first_s: dict[Output, float] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TurnPart] = field(default_factory=list)
     tool_s: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
@@ -226,7 +226,7 @@ class TurnObserver(SessionObserver):
         profile = finished.profile or self._session.provider.name
         self._session.services.model_metrics.warmed(profile, finished.usage, finished.cost)
 
-    def started(self, result: SessionStart) -> None:
+    def started(self, result: StartOutcome) -> None:
         """Note the answer to a ``session.start``."""
         self._observers.metrics.starts.labels(result).inc()
 
@@ -253,7 +253,7 @@ class TurnObserver(SessionObserver):
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
         if self._observers.tracer is not None:
-            self._stats.steps.append(Step(kind, name, start_ns, epoch_ns(), error, attributes or {}))
+            self._stats.steps.append(TurnPart(kind, name, start_ns, epoch_ns(), error, attributes or {}))
 
     # -- records
 

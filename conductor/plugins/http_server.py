@@ -24,13 +24,13 @@ STOP_S = 2.0
 _ROOT = re.compile(rb"\S+ (/\w+)[/? ]")
 _UPGRADE = re.compile(rb"\nupgrade:\s*websocket", re.I)
 
-Refuse: TypeAlias = Callable[[HTTPStatus, str], web.Response]
+MakeRefusal: TypeAlias = Callable[[HTTPStatus, str], web.Response]
 """Makes the answer to a request that is not valid HTTP."""
 
 
 @asynccontextmanager
 async def serving_http(
-    listener: Listener, root: bytes, application: web.Application, refuse: Refuse, **options: Any
+    listener: Listener, root: bytes, application: web.Application, refuse: MakeRefusal, **options: Any
 ) -> AsyncIterator[None]:
     """Serve an application below ``root``, such as ``/v1``, during the block."""
     runner = web.AppRunner(application, shutdown_timeout=STOP_S, **options)
@@ -53,7 +53,7 @@ class OneRequest(RequestHandler):
 
     __slots__ = ("_refuse",)
 
-    def __init__(self, server: web.Server, refuse: Refuse) -> None:
+    def __init__(self, server: web.Server, refuse: MakeRefusal) -> None:
         # A stranger's bytes that are no HTTP are no error of the server.
         silent = logging.Logger("http", logging.CRITICAL)
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=silent, logger=silent)

@@ -23,7 +23,7 @@ from conductor.events.server import (
 from conductor.session.diagnostics import of_start
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
-from conductor.tools.declarations import Reading
+from conductor.tools.declarations import ReadTool
 
 if TYPE_CHECKING:  # its parts are below it
     from conductor.session.session import Session
@@ -58,7 +58,7 @@ class Clients:
         *,
         resumed: bool,
         answer: ResumeAnswer | None = None,
-        readings: Sequence[Reading] | None = None,
+        readings: Sequence[ReadTool] | None = None,
     ) -> None:
         """Answer ``session.start``, then replay the events that this client has not handled.
 

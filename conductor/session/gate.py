@@ -20,7 +20,7 @@ from conductor.rate_limit import ANONYMOUS, TokenBucket
 from conductor.session.services import Services, SessionObserver
 from conductor.stores.base import SessionKey
 from conductor.tools.base import SessionFields, ToolSpec
-from conductor.tools.declarations import Reading, parse_declarations, read_declarations
+from conductor.tools.declarations import ReadTool, parse_declarations, read_declarations
 from conductor.tools.executor import ApprovalNeeded, DryRun, PreparedCall, ToolExecutor
 from conductor.tools.judge import Answer, ApprovalJudge, SpokenQuestion, code_of, language_of
 from conductor.tools.outcomes import (
@@ -111,11 +111,11 @@ class SessionGate(CallGate):
 
     # -- the declaration
 
-    async def read(self, tools: list[Any]) -> Sequence[Reading] | None:
+    async def read(self, tools: list[Any]) -> Sequence[ReadTool] | None:
         """Read declarations in admitted steps; None if they are the declared ones."""
         return None if self._has(tools) else await read_declarations(tools, self._services.admission)
 
-    def declare(self, tools: list[Any], readings: Sequence[Reading] | None = None) -> list[RejectedTool]:
+    def declare(self, tools: list[Any], readings: Sequence[ReadTool] | None = None) -> list[RejectedTool]:
         """Take the client's tools as the device's; returns the refused ones.
 
         ``readings`` are from `read`. An app that comes back declares the same tools, which are kept.

@@ -16,7 +16,7 @@ import structlog
 from conductor.clock import epoch_ns
 from conductor.conversation.history import cut_point, estimate_tokens, history_of, shortened
 from conductor.conversation.ids import segments_id
-from conductor.conversation.phrases import Failure, in_about
+from conductor.conversation.phrases import SpokenFailure, in_about
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Turn
 from conductor.conversation.steps import AskModel
@@ -332,7 +332,7 @@ class ModelSteps:
     async def _fail(self, step: AskModel, error: ConductorError) -> None:
         session = self._session
         session.observer.failed(error)
-        failure: Failure = error.code
+        failure: SpokenFailure = error.code
         if isinstance(error, BudgetSpent):
             failure = "budget_spent"
         elif isinstance(error, ModelError) and rest_of(error):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from conductor.conversation.conduct import Conduct
-from conductor.conversation.phrases import FAILURES, Failure
+from conductor.conversation.phrases import FAILURES, SpokenFailure
 from conductor.conversation.records import Commit
 from conductor.conversation.state import Call, Conversation, Question
 from conductor.entry_points import JUDGES, plugins
@@ -35,7 +35,7 @@ from conductor.tools.policies import Policies, PolicyFile
 from conductor.tools.redaction import Redactor
 
 Output: TypeAlias = Literal["token", "partial", "speech"]
-SessionStart: TypeAlias = Literal["new", "resumed", "not_kept"]
+StartOutcome: TypeAlias = Literal["new", "resumed", "not_kept"]
 
 # The history leaves most of a window of 200,000 tokens to one turn's tool results.
 HISTORY_TOKENS = 60_000
@@ -86,7 +86,7 @@ class SessionObserver:
     def warmed(self, finished: Finished) -> None:
         """Take a request that filled the prompt cache."""
 
-    def started(self, result: SessionStart) -> None:
+    def started(self, result: StartOutcome) -> None:
         """Take the answer to a ``session.start``."""
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
@@ -158,7 +158,7 @@ class Services:
     speak_segments: bool = False
     bridge_phrases: Sequence[str] = ()
     summarize_history: bool = False
-    failures: Mapping[Failure, str] = field(default_factory=lambda: FAILURES)
+    failures: Mapping[SpokenFailure, str] = field(default_factory=lambda: FAILURES)
     metrics: ToolMetrics = field(default_factory=ToolMetrics)
     model_metrics: ModelMetrics = field(default_factory=ModelMetrics)
     local_only: bool = False

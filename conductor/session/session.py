@@ -39,7 +39,7 @@ from conductor.session.timer import Timer
 from conductor.session.transport import Transport
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.tools.base import SessionFields, ToolSpec
-from conductor.tools.declarations import Reading
+from conductor.tools.declarations import ReadTool
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class Session:
         *,
         home: Home | None = None,
         former: Session | None = None,
-        readings: Sequence[Reading] | None = None,
+        readings: Sequence[ReadTool] | None = None,
         visits: bool = False,
         now: Callable[[], int] = epoch_ms,
         wall: Callable[[], int] | None = None,
@@ -126,7 +126,7 @@ class Session:
         self._timer = Timer(weak)
         self._restore(former, claim, readings)
 
-    def _restore(self, former: Session | None, claim: Claim, readings: Sequence[Reading] | None) -> None:
+    def _restore(self, former: Session | None, claim: Claim, readings: Sequence[ReadTool] | None) -> None:
         if self.state.profile.tools is not None:
             self.gate.declare(self.state.profile.tools, readings)
         for event in self.state.outbound.values():

@@ -12,9 +12,9 @@ from conductor.client import Client
 from conductor.client.connection import (
     ClientError,
     ConnectionLost,
-    Event,
     GaveUp,
     Lost,
+    ReceivedEvent,
     Reconnected,
     TryFailed,
     UnknownEvent,
@@ -208,7 +208,7 @@ class TerminalChat:
             client.on(kind, self._connection)
         client.on_speak(self._speak)
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: ReceivedEvent) -> None:
         self._view.event(event.TYPE, event.payload if isinstance(event, UnknownEvent) else event)
         # A closed pipe (``talk | head``) is noticed by the next write only.
         if self._view.is_closed:

@@ -98,14 +98,14 @@ class Refused(Exception):
         self.name = name
 
 
-Reading: TypeAlias = ToolSpec | Refused
+ReadTool: TypeAlias = ToolSpec | Refused
 """The result for one declaration, independent of the others."""
 
 
 def parse_declarations(
     declarations: Sequence[Any],
     *,
-    readings: Iterable[Reading] | None = None,
+    readings: Iterable[ReadTool] | None = None,
     reserved_names: Collection[str] = (),
 ) -> Declared:
     """Read decoded JSON declarations; an invalid one is rejected and does not affect the others.
@@ -149,9 +149,9 @@ def unknown_fields(declaration: Any) -> Iterator[str]:
             yield from (f"{outer}.{name}" for name in inner if name not in names and "/" not in name)
 
 
-async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[Reading]:
+async def read_declarations(declarations: Sequence[Any], admission: Admission) -> list[ReadTool]:
     """Read declarations in admitted steps of `READ_S`: a frame of declarations may take 0.5 s."""
-    readings: list[Reading] = []
+    readings: list[ReadTool] = []
     started = time.perf_counter()
     for declaration in declarations[: 2 * MAX_TOOLS + 1]:
         if time.perf_counter() - started > READ_S:
@@ -161,7 +161,7 @@ async def read_declarations(declarations: Sequence[Any], admission: Admission) -
     return readings
 
 
-def _read(declaration: Any) -> Reading:
+def _read(declaration: Any) -> ReadTool:
     try:
         return _spec(msgspec.convert(declaration, _Declaration))
     except msgspec.ValidationError as error:

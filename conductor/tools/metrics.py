@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from conductor.tools.outcomes import ErrorType
 
-Decision: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded", "refused"]
+CountedOutcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "superseded", "refused"]
 """The outcome of an approval request. ``edited``: allowed with changed arguments. ``superseded``: replaced by
 a new request. ``refused``: a decision that was stale or repeated."""
 
@@ -79,7 +79,7 @@ class ToolMetrics:
         self._requested.labels(*self._labels(tool, source)).inc()
 
     def count_decision(
-        self, tool: str, source: str, outcome: Decision, seconds: float, *, by_voice: bool = False
+        self, tool: str, source: str, outcome: CountedOutcome, seconds: float, *, by_voice: bool = False
     ) -> None:
         """Count the result of an approval request after ``seconds``.
 

@@ -17,7 +17,7 @@ from conductor.tools.predicates import Argument
 from conductor.tools.presets import PRESETS, UNDONE, Preset
 from conductor.tools.rules import GrantScope, Rule, RuleEffect, arguments_digest, describe, matches
 
-Decision: TypeAlias = RuleEffect | Literal["disabled"]
+GateEffect: TypeAlias = RuleEffect | Literal["disabled"]
 """The decision about a tool; one that is ``disabled`` is not offered to the model."""
 
 
@@ -155,7 +155,7 @@ class Gate:
         cautions += verdict.cautions
         return replace(verdict, effect="ask", reasons=(*reasons, *own_reasons), cautions=cautions)
 
-    def preview(self, spec: ToolSpec, *, tainted: bool) -> tuple[Decision, str]:
+    def preview(self, spec: ToolSpec, *, tainted: bool) -> tuple[GateEffect, str]:
         """Give the decision on a call without arguments, and the reasons in sentences."""
         verdict = self._judge(spec, {}, tainted=tainted)
         return verdict.effect if self.offers(spec) else "disabled", " ".join(verdict.reasons)

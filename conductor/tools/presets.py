@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from conductor.tools.base import ToolSpec
 
 Preset: TypeAlias = Literal["read_only", "ask_everything", "standard", "trusted"]
-Decision: TypeAlias = tuple[Literal["allow", "ask", "deny"], str]
+PresetRule: TypeAlias = tuple[Literal["allow", "ask", "deny"], str]
 
 UNDONE = "It cannot be undone."
 _EFFECT_WORDS = {
@@ -19,7 +19,7 @@ _EFFECT_WORDS = {
 }
 
 
-def _standard(spec: ToolSpec) -> Decision:
+def _standard(spec: ToolSpec) -> PresetRule:
     if spec.approval == "never":
         return "allow", "The app declares that it needs no approval."
     if spec.risk == "safe" and spec.approval is None:
@@ -29,23 +29,23 @@ def _standard(spec: ToolSpec) -> Decision:
     return "ask", _EFFECT_WORDS[spec.effect]
 
 
-def _read_only(spec: ToolSpec) -> Decision:
+def _read_only(spec: ToolSpec) -> PresetRule:
     if spec.effect != "read":
         return "deny", "The preset read_only allows reads alone."
     return _standard(spec)
 
 
-def _ask_everything(spec: ToolSpec) -> Decision:
+def _ask_everything(spec: ToolSpec) -> PresetRule:
     return "ask", "The preset ask_everything asks about every call."
 
 
-def _trusted(spec: ToolSpec) -> Decision:
+def _trusted(spec: ToolSpec) -> PresetRule:
     if spec.effect == "irreversible" or spec.risk == "high":
         return _standard(spec)
     return "allow", "The preset trusted allows what can be undone."
 
 
-PRESETS: Mapping[Preset, Callable[[ToolSpec], Decision]] = MappingProxyType(
+PRESETS: Mapping[Preset, Callable[[ToolSpec], PresetRule]] = MappingProxyType(
     {
         "read_only": _read_only,
         "ask_everything": _ask_everything,

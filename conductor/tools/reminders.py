@@ -87,14 +87,11 @@ def _repeated(wall: datetime, repeat: Repeat) -> datetime:
     return following
 
 
-Reminders: TypeAlias = tuple[Reminder, ...]
-
-
-class Stored(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StoredReminders(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The reminders of a person, and the number of the last id: no later reminder gets it again."""
 
     last: int = 0
-    reminders: Reminders = ()
+    reminders: tuple[Reminder, ...] = ()
 
     @property
     def next_id(self) -> str:
@@ -102,12 +99,12 @@ class Stored(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return f"reminder_{self.last + 1}"
 
 
-def decode_reminders(text: str | None) -> Stored:
+def decode_reminders(text: str | None) -> StoredReminders:
     """Decode stored reminders. Raises `msgspec.DecodeError`: another version may have written them."""
-    return msgspec.json.decode(text, type=Stored) if text else Stored()
+    return msgspec.json.decode(text, type=StoredReminders) if text else StoredReminders()
 
 
-def read_reminders(text: str | None) -> Reminders:
+def read_reminders(text: str | None) -> tuple[Reminder, ...]:
     """Decode stored reminders; a text that cannot be read has none for this version."""
     try:
         return decode_reminders(text).reminders
@@ -120,7 +117,7 @@ def write_reminders(reminders: Iterable[Reminder], former: str | None = None) ->
     reminders = tuple(reminders)
     numbers = [int(reminder.id.rpartition("_")[2]) for reminder in reminders]
     last = max([decode_reminders(former).last, *numbers])
-    return msgspec.json.encode(Stored(last, reminders)).decode() if last else ""
+    return msgspec.json.encode(StoredReminders(last, reminders)).decode() if last else ""
 
 
 def epoch_ms(time: datetime) -> int:

@@ -27,7 +27,7 @@ from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY
 from benchmarks.nodes import postgres_program
 from benchmarks.tau2 import CONTROLS as TAU2_CONTROLS
 from benchmarks.tau2_score import FAULTS
-from conductor.plugins.judges import Question
+from conductor.plugins.judges import QuestionWords
 from conductor.tools.judge import Answer
 from tests.unit.tools.phrase_sets import answers, is_argued, is_unsafe, judge_answer, said
 
@@ -166,14 +166,14 @@ def processor() -> str:
     return match[1] if match else platform.machine()
 
 
-def match_baseline(words: str, _: Question) -> Answer:
+def match_baseline(words: str, _: QuestionWords) -> Answer:
     """Judge an answer by the `BASELINE`."""
     if BASELINE.match(words):
         return Answer("allow", "once", words)
     return Answer("deny" if _NO.match(words) else "unclear", "once", words)
 
 
-JUDGES: Mapping[str, Callable[[str, Question], Answer]] = {
+JUDGES: Mapping[str, Callable[[str, QuestionWords], Answer]] = {
     "grammar": judge_answer,
     "baseline": match_baseline,
 }

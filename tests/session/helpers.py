@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from conductor.conversation.apply import advance
-from conductor.conversation.phrases import Failure
+from conductor.conversation.phrases import SpokenFailure
 from conductor.conversation.records import Commit, Record, decode
 from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
@@ -355,7 +355,7 @@ def make_services(
     store: SessionLog | None = None,
     toolsets: Sequence[Toolset] = (),
     mode: str = "cancel",
-    failures: Mapping[Failure, str] | None = None,
+    failures: Mapping[SpokenFailure, str] | None = None,
     **changed: Any,
 ) -> Services:
     """Make the services of a session; the other keyword arguments are fields of `Limits`."""

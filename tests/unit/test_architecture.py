@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -171,3 +172,31 @@ def test_groups_are_repeated_possessively_by_the_module_for_that() -> None:
                 if POSSESSIVE_GROUP.search(ast.get_source_segment(source, node) or ""):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert found == [], "Python before 3.11.5 matches it wrongly; see conductor/possessive.py"
+
+
+CORE = ("conversation", "session", "events", "tools", "messages.py")
+SHARED_NAMES = 7
+"""At most so many names of types have one meaning in the core and another one elsewhere."""
+
+
+def names_with_two_meanings() -> dict[str, list[str]]:
+    """Find the names of types that are defined in several modules, one of them in the core."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.ClassDef(name=name):
+                    homes[name].append(str(path.relative_to(ROOT)))
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias")):
+                    homes[name].append(str(path.relative_to(ROOT)))
+    return {
+        name: paths
+        for name, paths in homes.items()
+        if len(set(paths)) > 1 and any(path.startswith(CORE) for path in paths)
+    }
+
+
+def test_a_name_of_a_type_means_one_thing_in_the_core() -> None:
+    found = names_with_two_meanings()
+    assert "Turn" in found, "a turn of the client is a type, too"
+    assert len(found) <= SHARED_NAMES, found

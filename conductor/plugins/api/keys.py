@@ -11,8 +11,8 @@ from conductor.errors import SettingsError
 from conductor.server.auth import token_digest
 from conductor.settings import Settings
 
-Scope: TypeAlias = Literal["read", "say", "approve", "admin"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+KeyScope: TypeAlias = Literal["read", "say", "approve", "admin"]
+SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 MIN_CHARS = 16
 
 
@@ -21,7 +21,7 @@ class ApiKey:
     """A key by its ``name``, which is in logs and in the audit log; the key itself is not stored."""
 
     name: str
-    scopes: frozenset[Scope]
+    scopes: frozenset[KeyScope]
 
 
 class ApiKeys:
@@ -63,4 +63,4 @@ def _read(number: int, entry: str) -> tuple[bytes, ApiKey]:
         raise SettingsError(f"API_KEYS: the key {number} must be name:key:scope+scope; {words}.")
     if len(secret) < MIN_CHARS or not (secret.isascii() and secret.isprintable()):
         raise SettingsError(f"API_KEYS: the key {name!r} needs {MIN_CHARS} random ASCII characters or more.")
-    return token_digest(secret), ApiKey(name, cast(frozenset[Scope], scopes))
+    return token_digest(secret), ApiKey(name, cast(frozenset[KeyScope], scopes))

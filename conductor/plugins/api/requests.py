@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from conductor.plugins.api.keys import ApiKey, Scope
+from conductor.plugins.api.keys import ApiKey, KeyScope
 from conductor.plugins.api.resources import Body, PersonQuery
 from conductor.server.listener import Listener
 from conductor.stores.base import SessionKey, Stored
@@ -48,7 +48,7 @@ class Route:
 
     method: str
     path: str
-    scope: Scope
+    scope: KeyScope
     work: Callable[[ApiCall], Awaitable[Any]]
     answer: Any
     query: type[Body] = PersonQuery

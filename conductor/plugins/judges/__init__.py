@@ -7,7 +7,7 @@ from typing import Any
 
 from conductor.plugins.judges.grammar import classify
 from conductor.plugins.judges.page import load_page
-from conductor.plugins.judges.question import Question, make_question, prompt
+from conductor.plugins.judges.question import QuestionWords, make_question, prompt
 from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer
 from conductor.tools.outcomes import Caution
@@ -15,7 +15,7 @@ from conductor.tools.outcomes import Caution
 __all__ = [
     "LANGUAGES",
     "PageJudge",
-    "Question",
+    "QuestionWords",
     "classify",
     "english",
     "french",
@@ -42,13 +42,13 @@ class PageJudge:
         cautions: Sequence[Caution] = (),
         scopes: Sequence[str] = ("once", "session"),
         zone: str | None = None,
-    ) -> Question:
+    ) -> QuestionWords:
         """Make the question for a call (`ApprovalJudge`)."""
         return make_question(self._language, spec, arguments, cautions, scopes=scopes, zone=zone)
 
     prompt = staticmethod(prompt)
 
-    def classify(self, utterance: str, question: Question, lang: str | None = None) -> Answer:
+    def classify(self, utterance: str, question: QuestionWords, lang: str | None = None) -> Answer:
         """Classify an utterance (`ApprovalJudge`)."""
         return classify(utterance, question, LANGUAGES, lang)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from conductor.plugins.judges.page import Page, Words, load_page
-from conductor.plugins.judges.question import Question, Value
+from conductor.plugins.judges.question import QuestionWords, SpokenValue
 from conductor.tools.judge import Answer
 
 # Characters of an utterance that may be an answer, and of one that is read in other languages; words of an
@@ -26,7 +26,7 @@ MIN_GROUPED_DIGITS = 6
 
 
 def classify(
-    utterance: str, question: Question, languages: tuple[str, ...], lang: str | None = None
+    utterance: str, question: QuestionWords, languages: tuple[str, ...], lang: str | None = None
 ) -> Answer:
     """Classify an utterance as an answer to an open question.
 
@@ -93,7 +93,7 @@ class Reading:
     link: str = ""
     is_open: bool = False
 
-    def approves(self, question: Question) -> bool:
+    def approves(self, question: QuestionWords) -> bool:
         """Whether what was read is a consent, and restates nothing in part."""
         if self.is_open or self.link or (self.nouns and tuple(self.nouns) not in question.nouns):
             return False
@@ -106,7 +106,7 @@ class Reading:
         return self.consent or bool(self.verb)
 
 
-def read(words: Words, question: Question, page: Page) -> Reading | None:
+def read(words: Words, question: QuestionWords, page: Page) -> Reading | None:
     """Read an answer to its end; None if it is not an approval."""
     reading, at, length = Reading(), 0, 0
     while at < len(words):
@@ -118,7 +118,7 @@ def read(words: Words, question: Question, page: Page) -> Reading | None:
     return reading if not is_cut and reading.approves(question) else None
 
 
-def _fluent(words: Words, question: Question, page: Page) -> Words:
+def _fluent(words: Words, question: QuestionWords, page: Page) -> Words:
     """Leave out stutters, words that are said twice, and hesitations before another word."""
     own = _own_words(question)
     short = page.lists["small"] | page.lists["links"] | page.lists["articles"]
@@ -136,11 +136,11 @@ def _fluent(words: Words, question: Question, page: Page) -> Words:
     return tuple(fluent)
 
 
-def _own_words(question: Question) -> frozenset[str]:
+def _own_words(question: QuestionWords) -> frozenset[str]:
     return frozenset(word for value in question.values for word in value.words)
 
 
-def _step(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+def _step(reading: Reading, words: Words, at: int, question: QuestionWords, page: Page) -> int:
     """Take the next words into the reading; returns how many, and 0 if they have no place in an approval."""
     own = _own_words(question)
     if length := _value_at(reading, words, at, question, page):
@@ -182,7 +182,7 @@ def _step(reading: Reading, words: Words, at: int, question: Question, page: Pag
     return _own_word(reading, words, at, question, page)
 
 
-def _own_word(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+def _own_word(reading: Reading, words: Words, at: int, question: QuestionWords, page: Page) -> int:
     word = words[at]
     if word in page.lists["particles"] and question.particles:
         return 1 if reading.verb and word in question.particles else 0
@@ -197,7 +197,7 @@ def _own_word(reading: Reading, words: Words, at: int, question: Question, page:
     return 1 if word in page.lists["small"] and leads_on else 0
 
 
-def _behind_link(reading: Reading, word: str, question: Question, page: Page) -> int:
+def _behind_link(reading: Reading, word: str, question: QuestionWords, page: Page) -> int:
     """Take a word behind a link that is no value: an article, or a noun of the tool."""
     if any(word in nouns for nouns in question.nouns):
         reading.link = ""
@@ -206,9 +206,9 @@ def _behind_link(reading: Reading, word: str, question: Question, page: Page) ->
     return 1 if word in page.lists["articles"] else 0
 
 
-def _value_at(reading: Reading, words: Words, at: int, question: Question, page: Page) -> int:
+def _value_at(reading: Reading, words: Words, at: int, question: QuestionWords, page: Page) -> int:
     """Take a whole value, which its label may precede; 0 without one, -1 if one stands in a wrong place."""
-    best: tuple[int, Value, int] | None = None
+    best: tuple[int, SpokenValue, int] | None = None
     for number, value in enumerate(question.values):
         for label in (0, len(value.label)):
             start = at + label
@@ -258,12 +258,12 @@ def _value_at(reading: Reading, words: Words, at: int, question: Question, page:
     return length
 
 
-def _has_text_before(question: Question, number: int) -> bool:
+def _has_text_before(question: QuestionWords, number: int) -> bool:
     particles = question.particles
     return any(not value.is_number and not {*value.words} <= particles for value in question.values[:number])
 
 
-def _verb_at(word: str, question: Question, page: Page) -> str:
+def _verb_at(word: str, question: QuestionWords, page: Page) -> str:
     return next((verb for verb in sorted(question.verbs) if page.form_of(word, verb)), "")
 
 
@@ -273,7 +273,7 @@ def _is_stopping(verb: str, page: Page) -> bool:
     )
 
 
-def repeats(words: Words, question: Question, page: Page) -> bool:
+def repeats(words: Words, question: QuestionWords, page: Page) -> bool:
     """Tell whether the words to repeat are said, with a yes before and courtesies behind them at most."""
     expected = _told(page.words(question.repeat), question, page)
     words = _told(words, question, page)
@@ -289,7 +289,7 @@ def repeats(words: Words, question: Question, page: Page) -> bool:
     return False
 
 
-def _told(words: Words, question: Question, page: Page) -> Words:
+def _told(words: Words, question: QuestionWords, page: Page) -> Words:
     """Leave out articles and hesitations that are no part of a value."""
     hesitations = {word for phrase in page.phrases["hesitations"] for word in phrase}
     left_out = (page.lists["articles"] | hesitations) - _own_words(question)
@@ -323,7 +323,7 @@ def _consists_of(lists: tuple[str, ...], words: Words, page: Page, *, may_be_emp
 # -- refusals, and what is no answer
 
 
-def refuses(words: Words, question: Question, page: Page) -> bool:
+def refuses(words: Words, question: QuestionWords, page: Page) -> bool:
     """Tell whether an utterance refuses in the language of a page, and does not take the refusal back."""
     if not words or words[-1] == "?":
         return False
@@ -362,7 +362,7 @@ def _ends_in_consent(words: Words, start: int, page: Page) -> bool:
     )
 
 
-def _negates(words: Words, question: Question, page: Page) -> bool:
+def _negates(words: Words, question: QuestionWords, page: Page) -> bool:
     """Tell whether the question's own words are denied, and nothing else is said: "don't switch it on"."""
     negations = page.lists["negations"] | {
         phrase[0]
@@ -385,12 +385,12 @@ def _negates(words: Words, question: Question, page: Page) -> bool:
     return True
 
 
-def _nouns(question: Question) -> frozenset[str]:
+def _nouns(question: QuestionWords) -> frozenset[str]:
     labels = (value.label for value in question.values)
     return frozenset(word for words in (*question.nouns, *labels) for word in words)
 
 
-def _asks_about(words: Words, question: Question, page: Page) -> bool:
+def _asks_about(words: Words, question: QuestionWords, page: Page) -> bool:
     """Tell whether an utterance asks about a value or another word of the question."""
     while words and (words[0],) in page.phrases["hesitations"]:
         words = words[1:]
@@ -400,7 +400,7 @@ def _asks_about(words: Words, question: Question, page: Page) -> bool:
     return not own.isdisjoint(words) or any(_verb_at(word, question, page) for word in words)
 
 
-def is_request(words: Words, question: Question, page: Page) -> bool:
+def is_request(words: Words, question: QuestionWords, page: Page) -> bool:
     """Tell whether an utterance is plainly another request."""
     while words and (words[0],) in page.phrases["hesitations"]:
         words = words[1:]

@@ -34,7 +34,7 @@ _VERSION = re.compile(r"v\d+|v|\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SpokenValue:
     """A value of the question in words, which its ``label`` may precede. ``before``: a link before it."""
 
     words: Words
@@ -53,7 +53,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class QuestionWords:
     """A spoken question; made by `make_question`.
 
     ``action`` describes the call with all its values, ``brief`` with four at most. An answer may contain the
@@ -69,7 +69,7 @@ class Question:
     verbs: frozenset[str] = frozenset()
     nouns: tuple[Words, ...] = ()
     particles: frozenset[str] = frozenset()
-    values: tuple[Value, ...] = ()
+    values: tuple[SpokenValue, ...] = ()
     repeat: str = ""
     for_session: bool = False
     irreversible: bool = False
@@ -79,7 +79,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class _Name:
+class _CallName:
     """The name of a call: what "May I" asks for, the tool's own words and verbs, and the arguments within."""
 
     action: str
@@ -96,7 +96,7 @@ def make_question(
     *,
     scopes: Sequence[str] = ("once", "session"),
     zone: str | None = None,
-) -> Question:
+) -> QuestionWords:
     """Make the question for a call in a language; times are told in the time zone ``zone``.
 
     A safe tool that asks is treated as medium risk. ``scopes`` may be chosen from at medium risk; at high
@@ -117,7 +117,7 @@ def make_question(
     rest = len(details) + unsaid - MAX_BRIEF + 1
     brief = [*details[: MAX_BRIEF - 1], _more(rest, page)] if rest > 1 else details
     verbs = name.verbs | _own_verbs(spec, page)
-    return Question(
+    return QuestionWords(
         language=language,
         risk="high" if spec.risk == "high" else "medium",
         action=action,
@@ -135,7 +135,7 @@ def make_question(
     )
 
 
-def prompt(question: Question, attempt: int = 1) -> str:
+def prompt(question: QuestionWords, attempt: int = 1) -> str:
     """Word the question; ``attempt`` counts from 1, and 0 repeats the whole question on request.
 
     None ends with words that approve, since a microphone may pick up the end.
@@ -163,15 +163,15 @@ def _asker(spec: ToolSpec) -> str:
     return " ".join(name_words(server)) or server if kind == "mcp" and spec.untrusted else ""
 
 
-def _name(spec: ToolSpec, spoken: Sequence[Leaf], page: Page, *, is_strange: bool) -> _Name:
+def _name(spec: ToolSpec, spoken: Sequence[Leaf], page: Page, *, is_strange: bool) -> _CallName:
     """Name a call by its template, else by its title, else by its name."""
     if not is_strange and (filled := _filled(spec.spoken or "", spoken, page)):
         return filled
     title = _plain(spec.title or "", page)
     if title and not is_strange and (verb := _verb_of(page.words(title), title.split(), page)):
-        return _Name(_lowered(title, page), _lowered(title, page), frozenset({verb}))
+        return _CallName(_lowered(title, page), _lowered(title, page), frozenset({verb}))
     if title:
-        return _Name(page.sentences["tool"].format(title), title, frozenset())
+        return _CallName(page.sentences["tool"].format(title), title, frozenset())
     name = spec.name.partition(".")[2] if is_strange else spec.name
     home, _, last = name.rpartition(".")
     words = [word for word in name_words(last) if not _VERSION.fullmatch(word)]
@@ -180,15 +180,15 @@ def _name(spec: ToolSpec, spoken: Sequence[Leaf], page: Page, *, is_strange: boo
     if len(words) > 1 and place and text:
         text = page.sentences["inside"].format(text, " ".join(place))
     if words and text and not is_strange and words[0] in load_page("en").lists["verbs"]:
-        return _Name(
+        return _CallName(
             text if page.language == "en" else page.sentences["tool"].format(text), text, frozenset(words[:1])
         )
     text = _plain(" ".join([*place, *words]), page)
     action = page.sentences["tool"].format(text) if text else page.sentences["nameless"]
-    return _Name(action, text, frozenset())
+    return _CallName(action, text, frozenset())
 
 
-def _filled(template: str, spoken: Sequence[Leaf], page: Page) -> _Name | None:
+def _filled(template: str, spoken: Sequence[Leaf], page: Page) -> _CallName | None:
     parts = _PLACEHOLDER.split(template)
     by_argument = {name: [leaf for leaf in spoken if leaf.argument == name] for name in parts[1::2]}
     literal = _plain(" ".join(page.words(" ".join(parts[::2]))), page)
@@ -204,7 +204,7 @@ def _filled(template: str, spoken: Sequence[Leaf], page: Page) -> _Name | None:
         tuple(page.sentences["infinitives"].split("|"))
     )
     verb = words[-1] if is_last else words[0]
-    return _Name(_lowered(action, page), literal, frozenset({verb}), frozenset(by_argument))
+    return _CallName(_lowered(action, page), literal, frozenset({verb}), frozenset(by_argument))
 
 
 def _plain(text: str, page: Page) -> str:
@@ -240,7 +240,7 @@ def _own_verbs(spec: ToolSpec, page: Page) -> frozenset[str]:
     return frozenset({title} - {""}) | ({*last} & load_page("en").lists["verbs"])
 
 
-def _nouns(spec: ToolSpec, name: _Name, verbs: frozenset[str], page: Page) -> tuple[Words, ...]:
+def _nouns(spec: ToolSpec, name: _CallName, verbs: frozenset[str], page: Page) -> tuple[Words, ...]:
     """Give the nouns of each name of the call. A name that forbids ("do not call") has none."""
     last = spec.name.rpartition(".")[2]
     texts = [name.own, *([] if name.arguments else [spec.title or "", *map(_spaced, (spec.name, last))])]
@@ -258,7 +258,7 @@ def _nouns(spec: ToolSpec, name: _Name, verbs: frozenset[str], page: Page) -> tu
     return tuple(filter(None, found))
 
 
-def _turns(name: _Name, spoken: Sequence[Leaf], page: Page) -> frozenset[str]:
+def _turns(name: _CallName, spoken: Sequence[Leaf], page: Page) -> frozenset[str]:
     """Give the words that may turn a verb, such as "off": those of the name and of values, not of labels."""
     return frozenset(page.words(name.action)) | {word for leaf in spoken for word in leaf.words}
 
@@ -320,7 +320,7 @@ def _with(action: str, details: Sequence[str], page: Page) -> str:
     return page.sentences["with"].format(action, joined)
 
 
-def _values(spoken: Sequence[Leaf], action: Words, page: Page) -> list[Value]:
+def _values(spoken: Sequence[Leaf], action: Words, page: Page) -> list[SpokenValue]:
     """Give the values that may be restated, each with the link that stands before it in the question."""
     found = []
     for leaf in spoken:
@@ -330,11 +330,11 @@ def _values(spoken: Sequence[Leaf], action: Words, page: Page) -> list[Value]:
         at = next((n for n in range(len(action)) if action[n : n + len(words)] == words), 0)
         before = [word for word in action[max(0, at - 3) : at] if word not in page.lists["articles"]]
         link = before[-1] if before and before[-1] in page.lists["links"] else ""
-        found.append(Value(words, link, page.words(" ".join(leaf.label))))
+        found.append(SpokenValue(words, link, page.words(" ".join(leaf.label))))
     return found
 
 
-def _repeated(name: _Name, others: Sequence[Leaf], page: Page) -> str:
+def _repeated(name: _CallName, others: Sequence[Leaf], page: Page) -> str:
     """Make the words that name the call and all its values; empty if they are too many to repeat."""
     parts = [page.sentences["confirm"], name.action if name.arguments else name.own]
     for leaf in others:

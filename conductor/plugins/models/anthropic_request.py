@@ -122,7 +122,7 @@ def prefix_of(request: ModelRequest, names: ToolNameMap, claude: Claude, *, reas
     return digest({**head, "messages": messages})
 
 
-class _Text(msgspec.Struct, tag_field="type", tag="text", omit_defaults=True):
+class _TextBlock(msgspec.Struct, tag_field="type", tag="text", omit_defaults=True):
     text: str
     cache_control: CacheControlEphemeralParam | None = None
 
@@ -203,13 +203,13 @@ class _History:
         self._messages: list[_Message] = []
         # Of the user's message at the end. The service wants all results before any text.
         self._results: list[_Result] = []
-        self._texts: list[_Text] = []
+        self._texts: list[_TextBlock] = []
         self._ids: dict[str, str] = {}
 
     def messages(self) -> list[_Message]:
         """Give the messages so far."""
         if self._results or self._texts or not self._messages:
-            last = _Message("user", [*self._results, *self._texts] or [_Text(BEGINNING)])
+            last = _Message("user", [*self._results, *self._texts] or [_TextBlock(BEGINNING)])
             return [*self._messages, last]
         return [*self._messages]
 
@@ -218,7 +218,7 @@ class _History:
         if isinstance(item, ToolResult):
             self._results.append(_Result(self._ids[item.call_id], user_text(item), item.is_error))
         elif not isinstance(item, AssistantMessage):
-            self._texts.append(_Text(user_text(item)))
+            self._texts.append(_TextBlock(user_text(item)))
         elif item.text.strip() or item.calls:
             self._add_reply(item)
         self._count += 1
@@ -229,10 +229,10 @@ class _History:
         received = received_of(item, self._provider) if self._count >= self._first else None
         if received is not None and received.prefix != digest({**self._head, "messages": messages}):
             raise _PrefixChanged(self._count)
-        blocks = render(item, received, self._names, self._ids, text=_Text, call=_use)
+        blocks = render(item, received, self._names, self._ids, text=_TextBlock, call=_use)
         if received is not None:
             self.has_reasoning |= any(isinstance(block, dict) for block in blocks)
-            if isinstance(blocks[-1], _Text):
+            if isinstance(blocks[-1], _TextBlock):
                 blocks[-1].text = blocks[-1].text.rstrip()
         # Roles alternate: two replies in a row, such as after a barge-in, are one message.
         if messages[-1].role == "assistant":

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from conductor.errors import SettingsError
 from conductor.stores.base import describe
 
-Kind: TypeAlias = Literal["server", "sentinel", "cluster"]
+RedisKind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
 _SCHEME = re.compile(r"(?:redis|valkey)(s?)(?:\+(sentinel|cluster))?")
 
@@ -38,7 +38,7 @@ class RedisAddress:
     """
 
     text: str
-    kind: Kind
+    kind: RedisKind
     tls: bool = False
     hosts: tuple[tuple[str, int], ...] = ()
     database: int = 0
@@ -60,7 +60,7 @@ class RedisAddress:
         scheme = _SCHEME.fullmatch(parts.scheme)
         if scheme is None or parts.fragment:
             raise ValueError("wrong scheme, or a fragment")
-        kind = cast(Kind, scheme[2] or "server")
+        kind = cast(RedisKind, scheme[2] or "server")
         sign_in, _, netloc = parts.netloc.rpartition("@")
         user, _, password = sign_in.partition(":")
         query = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}

@@ -23,7 +23,7 @@ from conductor.tools.reminders import (
     FIELD,
     Reminder,
     Repeat,
-    Stored,
+    StoredReminders,
     decode_reminders,
     epoch_ms,
     find_zone,
@@ -138,7 +138,7 @@ class CancelScheduledTask:
         return await change_field(context.person, FIELD, "reminders", cancel)
 
 
-def _stored(text: str | None) -> Stored:
+def _stored(text: str | None) -> StoredReminders:
     try:
         return decode_reminders(text)
     except msgspec.DecodeError:

@@ -16,8 +16,8 @@ from conductor.plugins.tools.sandbox import MAX_PARTS, CancelFlag, Files, Sandbo
 MAX_SCANNED = 200_000
 _RUN = 4096
 
-Kind: TypeAlias = Literal["folder", "file", "link", "other"]
-MARKS: Mapping[Kind, str] = {"folder": "/", "file": "", "link": " (link)", "other": " (special)"}
+EntryKind: TypeAlias = Literal["folder", "file", "link", "other"]
+MARKS: Mapping[EntryKind, str] = {"folder": "/", "file": "", "link": " (link)", "other": " (special)"}
 
 Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.IgnoreRule, ...]], ...]
 """The rules that hold in a folder, from its root down, each with the number of parts of its own folder."""
@@ -71,7 +71,7 @@ class Walk:
 
     def entries_below(
         self, top: SandboxPath, depth: int = MAX_PARTS
-    ) -> Iterator[tuple[int, Kind, SandboxPath]]:
+    ) -> Iterator[tuple[int, EntryKind, SandboxPath]]:
         """Walk ``depth`` levels from a folder down, nearest first; yield each entry with its open folder.
 
         Of a folder its folders come first, then the other entries, each by name. Raises `OSError` for
@@ -99,16 +99,16 @@ class Walk:
         return ((folder, entry) for folder, kind, entry in self.entries_below(top) if kind == "file")
 
     def _entries(
-        self, location: SandboxPath, chain: Chain, runs: list[list[tuple[bool, str, Kind]]]
-    ) -> Iterator[tuple[Kind, SandboxPath]]:
+        self, location: SandboxPath, chain: Chain, runs: list[list[tuple[bool, str, EntryKind]]]
+    ) -> Iterator[tuple[EntryKind, SandboxPath]]:
         for _, name, kind in heapq.merge(*runs):
             child = SandboxPath(location.root, (*location.parts, name))
             if not _ignored(chain, child, kind == "folder"):
                 yield kind, child
 
-    def _scan(self, folder: int) -> list[list[tuple[bool, str, Kind]]]:
+    def _scan(self, folder: int) -> list[list[tuple[bool, str, EntryKind]]]:
         # Sorted runs of names, folders first: sorting a very large list holds the interpreter lock.
-        runs: list[list[tuple[bool, str, Kind]]] = [[]]
+        runs: list[list[tuple[bool, str, EntryKind]]] = [[]]
         descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
         try:
             with os.scandir(descriptor) as entries:
@@ -164,7 +164,7 @@ def is_everything(path: str) -> bool:
     return path.strip("./") == "" and ".." not in path
 
 
-def _kind(entry: os.DirEntry[str]) -> Kind:
+def _kind(entry: os.DirEntry[str]) -> EntryKind:
     try:
         if entry.is_symlink():
             return "link"

@@ -12,7 +12,7 @@ from conductor.events.server import (
     ServerEvent,
     SpeechFinal,
     ToolCallEvent,
-    TurnEnded,
+    TurnEndedEvent,
     append_message,
     set_state,
 )
@@ -177,9 +177,12 @@ async def test_a_named_turn_ends_by_its_event_alone() -> None:
     wire.hear(THINKING, append_message("c", "user", "delete it"), IDLE)
     wire.hear(append_message("c", "user", "yes"), THINKING, SpeechFinal("Gone."), IDLE)
     assert (turn.is_done, answer.is_done) == (False, False)
-    wire.hear(TurnEnded("turn_1", answer.event_id, "answered"), TurnEnded("turn_1", "of another", "failed"))
+    wire.hear(
+        TurnEndedEvent("turn_1", answer.event_id, "answered"),
+        TurnEndedEvent("turn_1", "of another", "failed"),
+    )
     assert (answer.is_done, turn.is_done) == (True, False)
-    wire.hear(TurnEnded("turn_1", turn.event_id, "answered"))
+    wire.hear(TurnEndedEvent("turn_1", turn.event_id, "answered"))
     assert (await turn).finals == (await answer).finals == ["Gone."]
     assert ((await turn).ending, (await turn).reason) == ("idle", "answered")
 
@@ -191,7 +194,7 @@ async def test_an_interrupted_turn_says_by_whom(by_client: bool, ending: str) ->
     turn = wire.say("count")
     if by_client:
         turn.interrupted = True
-    wire.hear(TurnEnded("turn_1", turn.event_id, "interrupted"))
+    wire.hear(TurnEndedEvent("turn_1", turn.event_id, "interrupted"))
     assert ((await turn).ending, (await turn).reason) == (ending, "interrupted")
 
 

@@ -15,7 +15,7 @@ from websockets.asyncio.server import serve
 from conductor.cli import main
 from conductor.client import DEFAULT_CAPABILITIES, Client, Reconnect, connect
 from conductor.client.approvals import Approval, ApprovalDecision, allow
-from conductor.commands.verify_client import QUESTION, STEPS, Play, Step, verify
+from conductor.commands.verify_client import QUESTION, STEPS, Play, VerifiedStep, verify
 from tests.app import App
 from tests.hasty import SHORT_S
 
@@ -49,7 +49,7 @@ async def shown_and_allowed(_approval: Approval, shown: Callable[[], Awaitable[N
     return allow()
 
 
-def outcomes(steps: list[Step]) -> dict[str, str]:
+def outcomes(steps: list[VerifiedStep]) -> dict[str, str]:
     return {step.does: step.outcome for step in steps}
 
 

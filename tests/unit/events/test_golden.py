@@ -31,7 +31,7 @@ from conductor.events.server import (
     ToolLate,
     ToolsChanged,
     ToolsListed,
-    TurnEnded,
+    TurnEndedEvent,
     TurnMetrics,
     append_message,
     set_state,
@@ -166,7 +166,7 @@ EVENTS: dict[str, Payload] = {
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
-    "turn.ended": TurnEnded("turn_1", "ios-42", "answered"),
+    "turn.ended": TurnEndedEvent("turn_1", "ios-42", "answered"),
     "turn.metrics": TurnMetrics(
         turn_id="turn_1",
         tool_ms=48,

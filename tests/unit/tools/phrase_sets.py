@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conductor.plugins.judges import LANGUAGES, Question, classify, make_question
+from conductor.plugins.judges import LANGUAGES, QuestionWords, classify, make_question
 from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer
 from conductor.tools.outcomes import Effect
@@ -46,7 +46,7 @@ class Judged:
         return self.understood[meaning] / self.count[meaning] if self.count[meaning] else 1.0
 
 
-def question_of(tool: Mapping[str, Any]) -> Question:
+def question_of(tool: Mapping[str, Any]) -> QuestionWords:
     """Make the question for a call of a set."""
     title, template, risk = tool.get("title") or None, tool.get("spoken") or None, tool["risk"]
     effect: Effect = "irreversible" if risk == "high" else "write"
@@ -62,13 +62,13 @@ def question_of(tool: Mapping[str, Any]) -> Question:
     return make_question(tool.get("language", "en"), spec, tool["arguments"], zone="Europe/Berlin")
 
 
-def judge_answer(utterance: str, question: Question) -> Answer:
+def judge_answer(utterance: str, question: QuestionWords) -> Answer:
     """Classify an utterance with all pages."""
     return classify(utterance, question, LANGUAGES)
 
 
 def answers(
-    tools: Path, phrases: Path, judge: Callable[[str, Question], Answer] = judge_answer
+    tools: Path, phrases: Path, judge: Callable[[str, QuestionWords], Answer] = judge_answer
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any], Answer]]:
     """Give each phrase of a set, its tool, and the answer that ``judge`` takes it for.
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from conductor.plugins import judges
-from conductor.plugins.judges import LANGUAGES, Question, classify, make_question, prompt
+from conductor.plugins.judges import LANGUAGES, QuestionWords, classify, make_question, prompt
 from conductor.plugins.judges.grammar import MAX_CHARS
 from conductor.plugins.judges.page import LISTS, PHRASES, load_page
 from conductor.tools.base import ToolSpec
@@ -27,7 +27,7 @@ def ask(
     language: str = "en",
     title: str | None = None,
     spoken: str | None = None,
-) -> Question:
+) -> QuestionWords:
     return make_question(
         language,
         ToolSpec(name=name, description="", input_schema={}, risk=risk, title=title, spoken=spoken),
@@ -54,12 +54,12 @@ OF: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def of(language: str, risk: Risk = "medium") -> Question:
+def of(language: str, risk: Risk = "medium") -> QuestionWords:
     title, arguments = OF[language]
     return ask("x", arguments, risk, language=language, title=title)
 
 
-def kind(utterance: str, question: Question = DELETE, lang: str | None = None) -> AnswerKind:
+def kind(utterance: str, question: QuestionWords = DELETE, lang: str | None = None) -> AnswerKind:
     return classify(utterance, question, LANGUAGES, lang).kind
 
 
@@ -198,7 +198,7 @@ def test_numbers_signs_and_contractions_have_one_form(language: str, text: str, 
         ("yes, send see you there at noon yes", SEND, "unclear"),
     ],
 )
-def test_an_answer_approves_only_as_a_whole(text: str, question: Question, expected: AnswerKind) -> None:
+def test_an_answer_approves_only_as_a_whole(text: str, question: QuestionWords, expected: AnswerKind) -> None:
     assert kind(text, question) == expected
 
 
@@ -414,7 +414,7 @@ def test_no_part_of_a_prompt_that_the_microphone_hears_approves(language: str, a
     ],
 )
 @pytest.mark.parametrize("question", [DELETE_3, HIGH], ids=["medium", "high"])
-def test_64_kib_are_judged_at_once_and_never_approve(text: str, question: Question) -> None:
+def test_64_kib_are_judged_at_once_and_never_approve(text: str, question: QuestionWords) -> None:
     long = (text * 65_536)[:65_536]
     assert kind(long, question) != "allow"
     assert least_cpu_s(lambda: kind(long, question), 0.1) < 0.1

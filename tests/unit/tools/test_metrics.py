@@ -9,7 +9,7 @@ import pytest
 from conductor.tools.metrics import (
     MAX_DEVICE_TOOLS,
     MAX_TOOLS,
-    Decision,
+    CountedOutcome,
     ToolMetrics,
 )
 from conductor.tools.outcomes import ErrorType
@@ -53,8 +53,10 @@ def test_a_call_that_was_not_run_has_no_time() -> None:
     assert metrics.registry.get_sample_value("conductor_tool_run_seconds_count", SPAWN) == 1
 
 
-@pytest.mark.parametrize("outcome", get_args(Decision))
-def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time(outcome: Decision) -> None:
+@pytest.mark.parametrize("outcome", get_args(CountedOutcome))
+def test_approvals_are_counted_by_outcome_and_only_a_persons_decision_has_a_time(
+    outcome: CountedOutcome,
+) -> None:
     metrics = ToolMetrics()
     metrics.count_request("agent.spawn", "device")
     metrics.count_decision("agent.spawn", "device", outcome, 4.0)

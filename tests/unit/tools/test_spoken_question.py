@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.plugins.judges import LANGUAGES, Question, classify, make_question, prompt
+from conductor.plugins.judges import LANGUAGES, QuestionWords, classify, make_question, prompt
 from conductor.tools.base import ToolSpec
 from conductor.tools.judge import AnswerKind
 from conductor.tools.outcomes import Effect, Risk
@@ -30,7 +30,7 @@ def ask(
     title: str | None = None,
     spoken: str | None = None,
     schema: dict[str, Any] | None = None,
-) -> Question:
+) -> QuestionWords:
     spec = ToolSpec(
         name=name,
         description="",
@@ -43,7 +43,7 @@ def ask(
     return make_question(language, spec, arguments, zone=ZONE)
 
 
-def answer(text: str, question: Question) -> AnswerKind:
+def answer(text: str, question: QuestionWords) -> AnswerKind:
     return classify(text, question, LANGUAGES).kind
 
 

@@ -48,7 +48,7 @@ class WrittenCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCalls:
     """The meaning of an object: calls, the text of an answer, or an invented observation."""
 
     calls: tuple[WrittenCall, ...] = ()
@@ -67,7 +67,7 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower())
 
 
-def read_object(span: str, tools: Tools, *, is_meant: bool = False) -> Written | None:
+def read_object(span: str, tools: Tools, *, is_meant: bool = False) -> WrittenCalls | None:
     """Read ``{...}`` or ``[...]``; None if it is neither call nor answer.
 
     ``is_meant``: its position says that it is a call. Raises `MalformedCall`.
@@ -79,7 +79,7 @@ def read_object(span: str, tools: Tools, *, is_meant: bool = False) -> Written |
     return meaning
 
 
-def read_arguments(name: str, span: str, tools: Tools) -> Written:
+def read_arguments(name: str, span: str, tools: Tools) -> WrittenCalls:
     """Read a name's arguments: ``{...}``, ``({...})`` or ``(key=value, ...)``. Raises `MalformedCall`."""
     inner = span[1:-1].strip() if span.startswith("(") else span
     if inner.startswith("{"):
@@ -87,7 +87,7 @@ def read_arguments(name: str, span: str, tools: Tools) -> Written:
     return _call(name, _keywords(_python(f"f{span}")), False, tools)
 
 
-def read_python(span: str, tools: Tools) -> Written:
+def read_python(span: str, tools: Tools) -> WrittenCalls:
     """Read ``[name(key=value), ...]``. Raises `MalformedCall`."""
     tree = _python(span)
     if not isinstance(tree, ast.List):
@@ -97,10 +97,10 @@ def read_python(span: str, tools: Tools) -> Written:
         if not isinstance(item, ast.Call):
             raise MalformedCall
         calls += _call(ast.unparse(item.func), _keywords(item), False, tools).calls
-    return Written(tuple(calls))
+    return WrittenCalls(tuple(calls))
 
 
-def read_xml(name: str, body: str, tools: Tools) -> Written:
+def read_xml(name: str, body: str, tools: Tools) -> WrittenCalls:
     """Read the parameters, or the JSON, of ``<function=name>...</function>``. Raises `MalformedCall`.
 
     Values stay texts: the validation of arguments reads them by the tool's schema.
@@ -156,21 +156,21 @@ def texts_of(span: str, tools: Tools) -> str:
     return ", ".join(str(item) for item in value.values() if isinstance(item, str | int | float))
 
 
-def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Written | None:
+def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> WrittenCalls | None:
     if isinstance(value, list):
         return _joined(_meaning(item, is_repaired, tools, is_meant) for item in value)
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
     if kind in _OBSERVATIONS:
-        return Written()
+        return WrittenCalls()
     names = [value[key] for key in _NAMES if isinstance(value.get(key), str) and value[key]]
     name = next((name for name in names if resolve(name, tools) in tools), names[0] if names else None)
     if kind == "final_answer" or "final_answer" in value or name in ("final_answer", "Final Answer"):
         answer = next((value[key] for key in _TEXTS if key in value), "")
         if not isinstance(answer, str | int | float):  # small models answer sums by a number
             raise MalformedCall
-        return Written(answer=str(answer))
+        return WrittenCalls(answer=str(answer))
     for nested in (value.get("tool_calls"), value.get("function")):  # as in OpenAI's API
         if isinstance(nested, list | dict):
             return _meaning(nested, is_repaired, tools, is_meant=True)
@@ -191,11 +191,11 @@ def _meaning(value: Any, is_repaired: bool, tools: Tools, is_meant: bool) -> Wri
     return _call(name, arguments, is_repaired, tools)
 
 
-def _answer(value: Mapping[str, Any]) -> Written | None:
+def _answer(value: Mapping[str, Any]) -> WrittenCalls | None:
     """Read ``{"answer": "..."}`` and the like: one text of that kind, whatever else the object has."""
     texts = [value[key] for key in _TEXTS if isinstance(value.get(key), str | int | float)]
     is_thought = _THOUGHT.search(str(value.get("type"))) is not None
-    return Written(answer=str(texts[0])) if len(texts) == 1 and not is_thought else None
+    return WrittenCalls(answer=str(texts[0])) if len(texts) == 1 and not is_thought else None
 
 
 def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
@@ -203,14 +203,14 @@ def _properties(name: str, tools: Tools) -> Mapping[str, Any]:
     return properties if isinstance(properties, Mapping) else {}
 
 
-def _joined(parts: Iterable[Written | None]) -> Written | None:
+def _joined(parts: Iterable[WrittenCalls | None]) -> WrittenCalls | None:
     calls: list[WrittenCall] = []
     for part in parts:
         calls += part.calls if part is not None else ()
-    return Written(tuple(calls)) if calls else None
+    return WrittenCalls(tuple(calls)) if calls else None
 
 
-def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written:
+def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> WrittenCalls:
     if isinstance(arguments, str):
         arguments = _json(arguments)
     if not isinstance(arguments, dict):
@@ -221,7 +221,7 @@ def _call(name: str, arguments: Any, is_repaired: bool, tools: Tools) -> Written
             text = whole_characters(json.dumps(arguments, ensure_ascii=False))
     except (TypeError, ValueError):  # no JSON type, or NaN
         raise MalformedCall from None
-    return Written((WrittenCall(resolve(name, tools), text, is_repaired),))
+    return WrittenCalls((WrittenCall(resolve(name, tools), text, is_repaired),))
 
 
 def _python(source: str) -> ast.expr:

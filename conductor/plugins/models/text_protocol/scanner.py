@@ -14,8 +14,8 @@ from typing import Literal, TypeAlias
 from conductor.plugins.models.text_protocol.parser import (
     MalformedCall,
     Tools,
-    Written,
     WrittenCall,
+    WrittenCalls,
     read_arguments,
     read_object,
     read_python,
@@ -79,7 +79,7 @@ _ANSWER = re.compile(
 
 
 @dataclass(slots=True)
-class _Span:
+class _Stretch:
     """A possible call, from ``start`` on. ``is_meant``: the text before it says that it is a call."""
 
     start: int
@@ -104,7 +104,7 @@ class ReplyScanner:
         self.is_over = False
         self._tools = tools
         self._pending = ""
-        self._span: _Span | None = None
+        self._span: _Stretch | None = None
         self._spans = 0
         self._ended = False
         self._at_line = True  # the pending text begins a line
@@ -232,7 +232,7 @@ class ReplyScanner:
         """Begin to read a call, if one may begin at ``start``."""
         tail = self._pending[start:]
         if tail.startswith("{") or (tail.startswith("[") and is_own):
-            self._span = _Span(start, Brackets(self._pending, start), is_own, is_meant, has_key=is_meant)
+            self._span = _Stretch(start, Brackets(self._pending, start), is_own, is_meant, has_key=is_meant)
         elif is_own and (call := _NAMED.match(tail)):
             is_react = call[2] is not None and "Action:" in self._pending[:start]
             is_known = is_meant or is_react or resolve(call[1], self._tools) in self._tools
@@ -242,7 +242,7 @@ class ReplyScanner:
             if not is_known and not (is_reply and call[0] == f"{call[1]}("):
                 return False
             start += call.start(3)
-            self._span = _Span(
+            self._span = _Stretch(
                 start, Brackets(self._pending, start), True, is_known, call[1], has_key=is_known
             )
         else:
@@ -288,7 +288,7 @@ class ReplyScanner:
         self._pending = self._pending[end.end() :]
         return "" if self._spans <= MAX_SPANS else self._fail("malformed")
 
-    def _read_span(self, span: _Span) -> str | None:
+    def _read_span(self, span: _Stretch) -> str | None:
         words = self._answer_words(span)
         if span.end is None and (span.answer is None or span.answer.is_closed):
             span.end = span.brackets.end(self._pending)
@@ -307,7 +307,7 @@ class ReplyScanner:
         is_begun = span.is_own and _BEGUN_OBJECT.match(self._pending, span.start) is not None
         return self._fail("truncated") if span.has_key or is_begun else self._release(span, None)
 
-    def _answer_words(self, span: _Span) -> str:
+    def _answer_words(self, span: _Stretch) -> str:
         separator = ""
         if span.answer is None and not self.calls and not self._has_answer:
             match = _ANSWER.match(self._pending, span.start)
@@ -323,10 +323,10 @@ class ReplyScanner:
             span.brackets.skip_string(span.answer.position)
         return separator + words
 
-    def _separator(self, span: _Span) -> str:
+    def _separator(self, span: _Stretch) -> str:
         return " " if self._has_words and self._pending[: span.start].strip("`") != "" else ""
 
-    def _find_key(self, span: _Span) -> bool:
+    def _find_key(self, span: _Stretch) -> bool:
         """Look for a key; False if it cannot come."""
         head = self._pending[span.start : span.end][:_MAX_CHARS_TO_KEY]
         python = _PYTHON.match(head)
@@ -335,7 +335,7 @@ class ReplyScanner:
         may_follow = span.end is None and len(head) < _MAX_CHARS_TO_KEY
         return span.has_key or may_follow or (bool(span.name) and len(head) < _MAX_CHARS_TO_KEY)
 
-    def _release(self, span: _Span, end: int | None) -> str:
+    def _release(self, span: _Stretch, end: int | None) -> str:
         """Take brackets as words: up to ``end``, or the opening ones."""
         self._span = None
         if self.calls or self._has_answer:
@@ -348,7 +348,7 @@ class ReplyScanner:
             self._in_code = not self._in_code
         return self._take(end)
 
-    def _close(self, span: _Span, text: str, end: int) -> str | None:
+    def _close(self, span: _Stretch, text: str, end: int) -> str | None:
         """Read a complete call or answer; None if more text is needed."""
         if text.startswith("(") or _PYTHON.match(text):
             follows = self._pending[end:].lstrip(" \t;`")
@@ -379,7 +379,7 @@ class ReplyScanner:
         self._pending, self._span = self._pending[end:], None
         return words
 
-    def _read(self, span: _Span, text: str) -> Written | None:
+    def _read(self, span: _Stretch, text: str) -> WrittenCalls | None:
         if span.name:
             if not span.is_meant:  # an unknown tool
                 raise MalformedCall
