@@ -1,1 +1,1 @@
-"""Sessions and their turns; nothing here depends on sockets."""
+"""What is so of a conversation, and what comes next: values and pure functions, which do nothing."""

@@ -472,6 +472,18 @@ async def test_news_that_comes_while_the_microphone_is_long_open_is_told_at_once
     assert stage.app.finals() == ["It is done."]
 
 
+async def test_news_beyond_the_rate_of_turns_waits_until_the_rate_allows_it() -> None:
+    replies = [[TextDelta("Hello.")], [TextDelta("It is done.")]]
+    stage = await open_stage(make_services(replies, turns_per_minute=1.0))
+    await stage.ask("hello")
+    asked = asyncio.get_running_loop().time()
+    stage.app.agent_done("a-1")
+    await later(50)
+    assert stage.app.finals() == ["Hello."]
+    await stage.app.until("assistant.speech.final", since=len(stage.app.log))
+    assert asyncio.get_running_loop().time() == pytest.approx(asked + 60.0, abs=1.0)
+
+
 async def test_a_transcript_goes_before_news() -> None:
     stage = await open_stage(make_services([[TextDelta("Hello.")], [TextDelta("It is done.")]]))
     stage.app.line.say(client.TranscriptPartial("he"))
