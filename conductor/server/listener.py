@@ -221,10 +221,14 @@ class Listener:
         if not self.access.authenticator.admits(socket.client):  # removed during the handshake
             await socket.close(CloseCode.POLICY_VIOLATION, REVOKED)
             return
-        path = socket.request.path if socket.request is not None else PATH
+        assert socket.request is not None
+        path = socket.request.path
         if self.serve_mcp is not None and path.partition("?")[0] == MCP_PATH:
             await self._handle_mcp(self.serve_mcp(socket, path), socket)
             return
+        # They would take 3 KB of each connection.
+        socket.request.headers.clear()
+        socket.response = None
         connection = Connection(socket, self.registry, self.services, self.access)
         self._connections.add(connection)
         self.access.enter(socket.client)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import pytest
+from websockets.asyncio.server import ServerConnection
 
 from conductor.stores.health import HealthCheckedStore
 from tests.dialogues import DEVICE, LOOK, MOVE, ask_aloud, ask_deciding, begin, calls
@@ -133,6 +134,16 @@ async def test_a_session_that_ended_is_freed(scenario: Scenario, claude: Anthrop
         await play("s-1")  # what a first use makes is kept
         with freed_at_once():
             await play("s-2")
+
+
+async def test_a_connection_that_is_served_keeps_no_headers_of_its_handshake(
+    claude: AnthropicService,
+) -> None:
+    async with serving(provider_for(claude)) as served, served.phone("s-1"):
+        (connection,) = vars(served.listener)["_connections"]
+        socket: ServerConnection = vars(connection)["_socket"]
+        assert socket.request is not None and not socket.request.headers
+        assert socket.response is None
 
 
 async def test_a_session_that_moved_to_another_node_is_freed(file_shelf: Shelf) -> None:
