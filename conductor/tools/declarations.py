@@ -6,6 +6,7 @@ the fields that MCP lacks (docs/protocol-reference.md).
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import unicodedata
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -101,6 +103,9 @@ class Refused(Exception):
 ReadTool: TypeAlias = ToolSpec | Refused
 """The result for one declaration, independent of the others."""
 
+# Equal declarations, such as an app's in all its sessions, are one tool, which is compiled and rendered once.
+_specs: WeakValueDictionary[bytes, ToolSpec] = WeakValueDictionary()
+
 
 def parse_declarations(
     declarations: Sequence[Any],
@@ -162,6 +167,17 @@ async def read_declarations(declarations: Sequence[Any], admission: Admission) -
 
 
 def _read(declaration: Any) -> ReadTool:
+    try:
+        key = hashlib.sha256(msgspec.json.encode(declaration)).digest()
+    except (UnicodeEncodeError, OverflowError, RecursionError):
+        return _unshared(declaration)
+    reading = _specs.get(key) or _unshared(declaration)
+    if isinstance(reading, ToolSpec):
+        _specs[key] = reading
+    return reading
+
+
+def _unshared(declaration: Any) -> ReadTool:
     try:
         return _spec(msgspec.convert(declaration, _Declaration))
     except msgspec.ValidationError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import pytest
@@ -29,6 +30,15 @@ def reason(declared: Any) -> str:
     accepted, [(_, reason)] = parse_declarations([declared])
     assert accepted == []
     return reason
+
+
+def test_equal_declarations_are_one_tool_while_one_of_them_is_in_use() -> None:
+    first, again = spec(description="Looks."), spec(description="Looks.")
+    assert again is first and again.definition is first.definition
+    assert spec(description="Listens.") is not first
+    found, former = weakref.ref(first), first.description
+    del first, again
+    assert found() is None and spec(description="Looks.").description == former
 
 
 @pytest.mark.parametrize(
