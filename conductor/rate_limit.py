@@ -1,22 +1,11 @@
-"""Token buckets, the queue of expensive work, client addresses and origins, without I/O."""
+"""Token buckets, and the queue of expensive work."""
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections.abc import Collection, Sequence
-from typing import TypeAlias
-from urllib.parse import urlsplit
 
 # A timer that is later than this many seconds shows that the process was suspended.
 STILL_S = 0.5
-
-# The subject of all clients without tokens. Limits by subject do not apply to it.
-ANONYMOUS = "anonymous"
-# The begin of the ids of people whom an identity provider, a proxy or the app's backend names.
-PERSON = "person-"
-
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class TokenBucket:
@@ -108,55 +97,3 @@ class Admission:
         """Wait to be admitted."""
         async with self._semaphore:
             await asyncio.sleep(0)
-
-
-def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Network]) -> str | None:
-    """Return the address of a client; None if it is not known.
-
-    ``peer`` is the socket's remote address, ``forwarded`` the values of X-Forwarded-For in order. Each proxy
-    appends the address that it sees, so they are read from the end, as far as the ``trusted`` proxies reach;
-    forged values come before that. Without trusted proxies the result is None, because the peer may be a
-    proxy that many people share.
-    """
-    if not trusted:
-        return None
-    hops = [hop.strip() for value in forwarded for hop in value.split(",")]
-    client: str | None = None
-    for hop in (peer, *reversed(hops)):
-        try:
-            address = ipaddress.ip_address(hop)
-        except ValueError:
-            return client
-        # On a socket for both families an IPv4 peer is written as IPv6.
-        client = str(getattr(address, "ipv4_mapped", None) or address)
-        if not is_trusted(client, trusted):
-            return client
-    return client
-
-
-def is_trusted(address: str, trusted: Sequence[Network]) -> bool:
-    """Tell whether an address is that of a trusted proxy."""
-    try:
-        ip = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    return any(ip in network for network in trusted)
-
-
-def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
-    """Tell whether a web page may connect; other clients send no Origin.
-
-    ``allowed`` are the operator's origins. Without them, a page may connect to the ``host`` and port that it
-    is of: another port of this machine is another program. Without ``tokens`` that host must be this machine:
-    a page can have its own name resolve to it (DNS rebinding).
-    """
-    if origin is None or origin in allowed:
-        return True
-    try:
-        parts = urlsplit(origin)
-        name = parts.hostname
-    except ValueError:
-        return False
-    is_own = parts.scheme in ("http", "https") and parts.netloc == host
-    return is_own and (tokens or name in ("localhost", "127.0.0.1", "::1"))

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
-from conductor.rate_limit import ANONYMOUS, Network, client_address, origin_allowed
+from conductor.identity import ANONYMOUS
+from conductor.origins import Network, client_address, origin_allowed
 from conductor.server.auth import Authenticator, Handshake, Principal
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 from websockets.datastructures import Headers
 
-from conductor.rate_limit import PERSON
+from conductor.identity import PERSON
 from conductor.server.refusals import Refusals
 
 # The authenticator that is made with the store of the sessions.

@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from conductor.events.envelope import PATH, SUBPROTOCOL
-from conductor.rate_limit import Network
+from conductor.origins import Network
 from conductor.server.access import MCP_PATH, Access, Client, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator

@@ -17,7 +17,8 @@ from conductor.clock import epoch_ms, wall_ms
 from conductor.conversation.replay import replay
 from conductor.conversation.state import Conversation
 from conductor.errors import StoreError, StoreUnavailable, TooManySessions
-from conductor.rate_limit import ANONYMOUS, STILL_S
+from conductor.identity import ANONYMOUS
+from conductor.rate_limit import STILL_S
 from conductor.server.refusals import Refusals
 from conductor.session.services import Services
 from conductor.session.session import Session

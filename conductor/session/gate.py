@@ -14,9 +14,10 @@ import structlog
 from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.conversation.view import CallGate, Edit
 from conductor.events.server import ListedTool, RejectedTool
+from conductor.identity import ANONYMOUS
 from conductor.messages import AssistantMessage, ToolCall, ToolResult
 from conductor.prompts import session_prompt
-from conductor.rate_limit import ANONYMOUS, TokenBucket
+from conductor.rate_limit import TokenBucket
 from conductor.session.services import Services, SessionObserver
 from conductor.stores.base import SessionKey
 from conductor.tools.base import SessionFields, ToolSpec

@@ -12,7 +12,7 @@ from conductor.conversation.phrases import reminder_notice
 from conductor.conversation.records import NoticeTaken, Record
 from conductor.conversation.state import MAX_NOTICES, Notice
 from conductor.errors import StoreError
-from conductor.rate_limit import ANONYMOUS
+from conductor.identity import ANONYMOUS
 from conductor.session.fields import PREFIX
 from conductor.tools.reminders import FIELD, Reminder, read_reminders, write_reminders
 

@@ -16,11 +16,12 @@ from conductor.entry_points import JUDGES, plugins
 from conductor.errors import ConductorError
 from conductor.events.envelope import Payload
 from conductor.events.server import CAPABILITIES
+from conductor.identity import ANONYMOUS
 from conductor.models.base import Finished, ModelProvider
 from conductor.models.budget import BudgetedProvider, DailyBudget
 from conductor.models.metrics import ModelMetrics
 from conductor.models.router import ModelRouter
-from conductor.rate_limit import ANONYMOUS, Admission, SharedRate, TokenBucket
+from conductor.rate_limit import Admission, SharedRate, TokenBucket
 from conductor.session.fields import SubjectRecords
 from conductor.session.transport import Transport
 from conductor.settings import Limits

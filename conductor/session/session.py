@@ -25,7 +25,8 @@ from conductor.conversation.view import View, live_of, lost_result
 from conductor.errors import ConductorError, ErrorCode, Fenced, StoreError
 from conductor.events.envelope import Payload, new_call_id
 from conductor.events.server import EndReason, ErrorEvent, set_state
-from conductor.rate_limit import ANONYMOUS, SharedRate
+from conductor.identity import ANONYMOUS
+from conductor.rate_limit import SharedRate
 from conductor.session import programs
 from conductor.session.clients import Clients
 from conductor.session.commits import Commits

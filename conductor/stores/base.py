@@ -14,7 +14,7 @@ from uuid import uuid4
 import structlog
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreUnavailable, TooManySessions, Unreadable
-from conductor.rate_limit import ANONYMOUS
+from conductor.identity import ANONYMOUS
 
 log = structlog.get_logger(__name__)
 

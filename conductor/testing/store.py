@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreError, TooManySessions
-from conductor.rate_limit import ANONYMOUS
+from conductor.identity import ANONYMOUS
 from conductor.stores.base import Claim, SessionKey, SessionLog, StoreOptions
 
 MakeStore: TypeAlias = Callable[[StoreOptions], SessionLog]

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from conductor.identity import ANONYMOUS
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.rate_limit import ANONYMOUS
 from conductor.server.access import Access, Client, Refusal
 from conductor.server.refusals import Refusals
 from conductor.settings import Limits

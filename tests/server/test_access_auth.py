@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 from websockets.datastructures import Headers
 
+from conductor.identity import ANONYMOUS
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import Handshake
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http, upgrade

@@ -15,8 +15,8 @@ from conductor.app import make_services, running
 from conductor.conversation import records as r
 from conductor.conversation.replay import moments, plain_moment
 from conductor.errors import StoreUnavailable
+from conductor.identity import ANONYMOUS
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import Handshake
 from conductor.server.listener import Listener
 from conductor.settings import load_settings

@@ -13,9 +13,9 @@ from conductor.app import make_services
 from conductor.errors import StoreUnavailable, TooManySessions
 from conductor.events import client
 from conductor.events.codec import Inbound
+from conductor.identity import ANONYMOUS
 from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
-from conductor.rate_limit import ANONYMOUS
 from conductor.server.listener import Listener
 from conductor.server.sessions import SessionRegistry
 from conductor.session.inbound import handle

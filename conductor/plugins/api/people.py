@@ -11,11 +11,11 @@ import msgspec
 from conductor.conversation.events import iso_time
 from conductor.conversation.replay import replay
 from conductor.errors import Unreadable
+from conductor.identity import ANONYMOUS
 from conductor.plugins.api.reports import detail_of
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import PersonExport, PersonName, Receipt, SessionDetail, Token
 from conductor.plugins.auth.one_time import OneTimeTokens
-from conductor.rate_limit import ANONYMOUS
 from conductor.server.auth import ONE_TIME, Principal, person_id
 from conductor.session.fields import PREFIX
 from conductor.stores.base import SessionKey, Stored

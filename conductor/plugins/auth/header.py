@@ -9,7 +9,7 @@ import ipaddress
 from collections.abc import Sequence
 
 from conductor.errors import SettingsError
-from conductor.rate_limit import Network, is_trusted
+from conductor.origins import Network, is_trusted
 from conductor.server.auth import Authenticator, Handshake, Principal, Role, person_id
 from conductor.server.refusals import Refusals
 from conductor.settings import Settings, environment_value

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conductor.errors import SettingsError
-from conductor.rate_limit import ANONYMOUS
+from conductor.identity import ANONYMOUS
 from conductor.server.auth import Handshake, Principal, token_digest
 from conductor.settings import Settings, program_token
 

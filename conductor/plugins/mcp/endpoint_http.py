@@ -20,9 +20,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
+from conductor.identity import ANONYMOUS
 from conductor.plugins.http_server import serving_http
 from conductor.plugins.mcp.streams import is_dense
-from conductor.rate_limit import ANONYMOUS, TokenBucket
+from conductor.rate_limit import TokenBucket
 from conductor.server.access import MCP_PATH, Client, Refusal
 from conductor.server.listener import Listener
 from conductor.server.websocket import EventRate

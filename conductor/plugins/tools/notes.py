@@ -12,6 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from conductor.identity import PERSON
 from conductor.plugins.tools.clock import utc_now
 from conductor.plugins.tools.definitions import ToolFailure, argument, definition
 from conductor.plugins.tools.plain_text import decoded, find, folded, words_of
@@ -19,7 +20,6 @@ from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath, open_folder
 from conductor.plugins.tools.walk import Walk
 from conductor.plugins.tools.write_file import encode, write_new
-from conductor.rate_limit import PERSON
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.reminders import find_zone
