@@ -13,22 +13,22 @@ _STARTED_NS = time.time_ns() - time.monotonic_ns()
 
 
 def epoch_ns() -> int:
-    """Give the wall time at the start of the process plus the time since then, in epoch nanoseconds."""
+    """Return the wall time at the start of the process plus the time since then, in epoch nanoseconds."""
     return _STARTED_NS + time.monotonic_ns()
 
 
 def epoch_ms() -> int:
-    """Give the same in epoch milliseconds."""
+    """Return the same in epoch milliseconds."""
     return epoch_ns() // 1_000_000
 
 
 def wall_ms() -> int:
-    """Give the time of the wall clock in epoch milliseconds; a step of it goes either way."""
+    """Return the time of the wall clock in epoch milliseconds; a step of it goes either way."""
     return time.time_ns() // 1_000_000
 
 
 def not_before(at_ms: int, now: Callable[[], int]) -> Callable[[], int]:
-    """Give the clock ``now``; one that is behind ``at_ms`` goes on from there.
+    """Return the clock ``now``; one that is behind ``at_ms`` goes on from there.
 
     A session's clock is its owner's. Where the former owner's was ahead, no deadline moves away.
     """

@@ -49,7 +49,7 @@ def read_text(
 
 
 def read_json(path: Path, label: str = "", default: str | None = None) -> Any:
-    """Read a JSON file strictly, as `parse_json` does; parameters and errors are those of `read_text`."""
+    """Read a JSON file strictly, as `parse_json` does; parameters and errors as in `read_text`."""
     text, label = read_text(path, label, default), label or str(path)
     try:
         return parse_json(text)
@@ -63,7 +63,7 @@ def read_json(path: Path, label: str = "", default: str | None = None) -> Any:
 
 
 def read_toml(path: Path, default: str | None = None) -> dict[str, Any]:
-    """Read a TOML file; parameters and errors are those of `read_text`."""
+    """Read a TOML file; parameters and errors as in `read_text`."""
     try:
         return tomllib.loads(read_text(path, default=default))
     except tomllib.TOMLDecodeError as error:

@@ -35,7 +35,7 @@ def client_address(peer: str, forwarded: Sequence[str], trusted: Sequence[Networ
 
 
 def is_trusted(address: str, trusted: Sequence[Network]) -> bool:
-    """Tell whether an address is that of a trusted proxy."""
+    """Return whether an address belongs to a trusted proxy."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -45,7 +45,7 @@ def is_trusted(address: str, trusted: Sequence[Network]) -> bool:
 
 
 def origin_allowed(origin: str | None, host: str | None, allowed: Collection[str], *, tokens: bool) -> bool:
-    """Tell whether a web page may connect; other clients send no Origin.
+    """Return whether a web page may connect; other clients send no Origin.
 
     ``allowed`` are the operator's origins. Without them, a page may connect to the ``host`` and port that it
     is of: another port of this machine is another program. Without ``tokens`` that host must be this machine:

@@ -11,7 +11,7 @@ STILL_S = 0.5
 class TokenBucket:
     """Allows ``per_second`` on average and ``burst`` at once.
 
-    ``now`` is any clock in seconds; one that is set back counts as standing still.
+    ``now`` is any clock in seconds; one that is set back stands still.
     """
 
     __slots__ = ("__weakref__", "_at", "_burst", "_per_second", "_tokens")
@@ -32,7 +32,7 @@ class TokenBucket:
     def wait(self, now: float, tokens: float = 1.0) -> float:
         """Return the seconds until there are ``tokens``; 0.0 if there are now.
 
-        A cost over the burst counts as the burst.
+        A cost over the burst is reduced to the burst.
         """
         self._tokens = min(self._burst, self._tokens + max(0.0, now - self._at) * self._per_second)
         self._at = now

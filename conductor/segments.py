@@ -81,7 +81,7 @@ class SegmentSplitter:
         return natural if natural or may_close else cut
 
     def _cut(self, most: int) -> int:
-        """Give the last comma, else the last blank in ``most`` characters; later within a long address."""
+        """Return the last comma, else the last blank in ``most`` characters; later within a long address."""
         for breaks in (_CLAUSE, _BLANK):
             ends = [match.end() for match in breaks.finditer(self.tail, 0, most)]
             if ends and not _is_short(self.tail[: ends[-1]].strip()):
@@ -134,7 +134,7 @@ class SegmentSplitter:
         return self._language in _ORDINAL_LANGUAGES and _ORDINAL.search(before) is not None
 
     def _is_whole(self, end: int) -> bool:
-        """Tell whether no mark, block of code or table continues beyond ``end``."""
+        """Return whether no mark, block of code or table continues beyond ``end``."""
         if self._is_code(end):
             return False
         candidate = self.tail[:end]
@@ -144,7 +144,7 @@ class SegmentSplitter:
         return marks and candidate.count("[") <= candidate.count("]")
 
     def _is_code(self, end: int) -> bool:
-        """Tell whether a block of code or a table continues beyond ``end``."""
+        """Return whether a block of code or a table continues beyond ``end``."""
         candidate = self.tail[:end]
         line = candidate.rstrip("\n").rpartition("\n")[2]
         in_row = line == candidate.rpartition("\n")[2] or self.tail[end : end + 1] == "|"
@@ -152,7 +152,7 @@ class SegmentSplitter:
 
 
 def _longest(text: str) -> int:
-    """Give the characters of the longest segment at the beginning of a text."""
+    """Return the characters of the longest segment at the beginning of a text."""
     width = 0
     for count, char in enumerate(text[:_MOST]):
         width += 3 if _WIDE.match(char) else 1

@@ -51,7 +51,7 @@ _LOWER = BeforeValidator(_lower)
 _List: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 # Names that are not settings, such as API keys, and that configuration files refer to.
 referenced_names: set[str] = set()
-# DATA_DIR of the program, which starts in a folder of its own.
+# DATA_DIR of the program, which starts in its own folder.
 DATA_FOLDER = "data"
 # The SQLite store's file name in DATA_DIR.
 STORE_FILE = "conductor.db"
@@ -474,7 +474,7 @@ def _reason(message: str) -> str:
 
 
 def is_safe_url(url: str) -> bool:
-    """Tell whether an address is https, or http to this machine, without a user: nobody else can answer."""
+    """Return whether an address is https, or http to this machine, without a user: nobody else can answer."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -484,7 +484,7 @@ def is_safe_url(url: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is reachable from this machine only."""
+    """Return whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:

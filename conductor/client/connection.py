@@ -79,7 +79,7 @@ class WaitTimeout(ClientError, TimeoutError):
 
 
 def describe_error(error: BaseException) -> str:
-    """Give an error's type and location. The message is omitted because it may quote the person."""
+    """Return an error's type and location. The message is omitted because it may quote the person."""
     location = "".join(f" in {f.name}, line {f.lineno}" for f in extract_tb(error.__traceback__)[-1:])
     return f"{type(error).__name__}{location}"
 

@@ -27,7 +27,7 @@ from conductor.tools.toolsets import all_tools, make_redactor, make_toolsets
 log = structlog.get_logger(__name__)
 
 
-# The settings that a running server takes from an edited ``.env``; the others are those of its start.
+# The settings that a running server takes from an edited ``.env``; the others keep the values of its start.
 RELOADED = ("auth", "auth_tokens", "admin_token", "api_keys")
 
 

@@ -43,7 +43,7 @@ class Terminal:
         self._streams = [stream for stream in (0, 1, 2) if os.isatty(stream)]
 
     def is_closed(self) -> bool:
-        """Tell whether there was a terminal and it is gone, for the handler of SIGHUP.
+        """Return whether there was a terminal and it is gone, for the handler of SIGHUP.
 
         The kernel ends the terminal before it sends the signal. The streams then lead nowhere, since writing
         to them would fail.

@@ -234,7 +234,7 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
-    """Take the notices of a turn: those without words, the first with words, or those that start none."""
+    """Remove the notices of a turn: without words, the first with words, or the ones that start none."""
     if record.cause not in ("transcript", "news", "words") or not state.notices:
         return []
     live = [notice for notice in state.notices if notice.expires_at > at and not notice.late]

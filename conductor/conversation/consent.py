@@ -74,7 +74,7 @@ def ask(state: Conversation, questions: Sequence[Question]) -> list[r.Record]:
 
 
 def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
-    """Take a transcript as an answer to the question in focus; None if it is no answer.
+    """Handle a transcript as an answer to the question in focus; None if it is no answer.
 
     ``lang`` is the language that the recogniser heard, if it tells.
     """
@@ -157,7 +157,7 @@ def present_again(
 
 
 def prompt_heard(state: Conversation, speech_id: str) -> list[r.Record]:
-    """Take the end of a prompt's speech: it counts as heard unless it was cut before."""
+    """Handle the end of a prompt's speech: it is heard unless it was cut before."""
     question = next(
         (question for question in state.questions.values() if question.speech_id == speech_id), None
     )
@@ -167,7 +167,7 @@ def prompt_heard(state: Conversation, speech_id: str) -> list[r.Record]:
 
 
 def prompt_cut(view: View, question_id: str, event_id: str) -> list[r.Record]:
-    """Take the interruption of a prompt: it is unheard, and repeated in the next silence."""
+    """Handle the interruption of a prompt: it is unheard, and repeated in the next silence."""
     if question_id not in view.state.questions:
         return []
     return [r.PromptCut(question_id, event_id, view.now() + view.conduct.floor_ms)]
@@ -177,7 +177,7 @@ def prompt_cut(view: View, question_id: str, event_id: str) -> list[r.Record]:
 
 
 def tapped(view: View, decision: Decision, decided_by: str = "") -> list[r.Record] | ApprovalResolved:
-    """Take a decision about a card, of the client or of the key ``decided_by``, or answer it."""
+    """Handle a decision about a card, of the client or of the key ``decided_by``, or answer it."""
     question = view.state.questions.get(decision.approval_id)
     if question is None:
         return _closed(view, decision)

@@ -16,7 +16,7 @@ HEARD_NOTHING = "[The user interrupted before any of this was heard.]"
 def heard_part(
     speech: Speech, spoken_text: str | None, played_ms: float | None, *, finished: bool
 ) -> str | None:
-    """Give the heard part of the message; None if unknown.
+    """Return the heard part of the message; None if unknown.
 
     The client's ``spokenText`` wins, else the text that fits into ``playedMs``, else the finished segments.
     """

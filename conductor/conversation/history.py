@@ -26,7 +26,7 @@ BEGINNINGS = (UserMessage, Note)
 
 
 def history_of(state: Conversation, skipped: int = 0) -> list[Message]:
-    """Give the history to send: the summary, if there is one, and the log from the first input on.
+    """Return the history to send: the summary, if there is one, and the log from the first input on.
 
     ``skipped`` is the number of messages to leave out.
     """
@@ -146,7 +146,7 @@ class HistoryBudget:
         return int(self._tokens / self._ratio)
 
     def learn(self, request: ModelRequest, usage: Usage, profile: str | None = None) -> None:
-        """Take an accepted request: its size, and the tokens that the service counted in it."""
+        """Record an accepted request: its size, and the tokens that the service counted in it."""
         size = folded(request, _Size, _Size).tokens
         self._accepted[profile] = max(size, self._accepted.get(profile, 0))
         counted = usage.read_tokens
@@ -159,13 +159,13 @@ class HistoryBudget:
         self._ratio = min(max(1.0, counted / estimated), _MAX_RATIO)
 
     def refuse(self, size: int, profile: str | None, now: int) -> None:
-        """Take a request that was too long with ``size`` tokens of messages; ``now`` is in milliseconds."""
+        """Record a request that was too long with ``size`` tokens of messages; ``now`` is in milliseconds."""
         accepted = self._accepted.get(profile, 0)
         if size > accepted:
             self._limit, self._limit_until = max(accepted, size // 2, _LEAST_LIMIT), now + _LIMIT_MS
 
     def begin(self, log: Sequence[Message], log_start: int, now: int) -> int:
-        """Give the number of messages that a new turn leaves out of its requests."""
+        """Return the number of messages that a new turn leaves out of its requests."""
         if now >= self._limit_until:
             self._begin = 0
             return 0
@@ -176,7 +176,7 @@ class HistoryBudget:
         return skipped
 
     def room(self, system: str, tools: Sequence[ToolDefinition], size: int) -> int:
-        """Give the tokens that messages may have where ``size`` were too many."""
+        """Return the tokens that messages may have where ``size`` were too many."""
         if self._window is not None:
             fixed = (len(system) + _size(tuple(tools))) / CHARS_PER_TOKEN
             room = int((self._window - _REPLY_TOKENS) / self._ratio - fixed)

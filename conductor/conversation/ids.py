@@ -1,6 +1,6 @@
 """Ids of events, calls and speeches, made of the claim and the record's number.
 
-Each thing that a record can show has a slot of its own, in the order of the wire: so an id always means the
+Each thing that a record can show has its own slot, in the order of the wire: so an id always means the
 same event, and ids of one claim are in the order of sending.
 """
 

@@ -82,7 +82,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
 
 
 def was_handled(state: Conversation, event_id: str, event: object) -> bool:
-    """Tell whether an event repeats one that was handled."""
+    """Return whether an event repeats one that was handled."""
     return state.has_handled(
         event_id, event.text.strip() if isinstance(event, client.TranscriptFinal) else ""
     )
@@ -120,14 +120,14 @@ def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
 
 
 def starts_turn(response: Response) -> bool:
-    """Tell whether words start a turn, now or after a wait in the queue: it counts against the rate."""
+    """Return whether words start a turn, now or after a wait in the queue: it counts against the rate."""
     return isinstance(response, list) and any(
         isinstance(record, r.TurnStarted | r.InputQueued) for record in response
     )
 
 
 def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:
-    """Take words about a question that is closed by now: they decide nothing, and the model gets no turn."""
+    """Handle words about a question that is closed: they decide nothing, and the model gets no turn."""
     assert isinstance(event, client.TranscriptFinal)
     if was_handled(view.state, event_id, event):
         return []
@@ -182,7 +182,7 @@ def barge_in(
     spoken_text: str | None,
     played_ms: float | None,
 ) -> list[r.Record]:
-    """Take an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
+    """Handle an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
     speech = _interrupted(view)
     if speech is not None and speech.question_id:
         cut = consent.prompt_cut(view, speech.question_id, event_id)
@@ -223,7 +223,7 @@ def _interrupted(view: View) -> Speech | None:
 def _report(
     view: View, event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted
 ) -> list[r.Record]:
-    """Take a device's report about a call: in time, late, or as the end of a prompt's speech."""
+    """Handle a device's report about a call: in time, late, or as the end of a prompt's speech."""
     state, now, is_result = view.state, view.now(), isinstance(event, client.ToolResultEvent)
     call, late = state.open_call(event.call_id), state.late_calls.get(event.call_id)
     if call is not None and call.is_device and call.started_at:
@@ -262,7 +262,7 @@ def _outcome(
 
 
 def timed_out(view: View, call_id: str, *, was_shown: bool, was_sent: bool = True) -> list[r.Record]:
-    """Take the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
+    """Handle the end of the time limit of a call or a speech; ``was_shown``: the speech's text."""
     call = view.state.open_call(call_id)
     if call is not None and call.is_device:
         outcome = timeout_outcome(call.effect, view.seconds_since(call.started_at), was_sent=was_sent)

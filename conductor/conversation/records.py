@@ -1,6 +1,6 @@
 """Records: the facts of a conversation in the past tense, each complete in itself.
 
-A record holds every value that a clock, a setting or chance decided; its time is that of its commit. The
+A record holds every value that a clock, a setting or chance decided; its time is the commit's. The
 store keeps commits, and `conductor.conversation.apply` makes the state of them.
 """
 
@@ -151,7 +151,7 @@ class ReplyBroken(Fact, frozen=True):
     """A reply broke off. ``text`` was spoken and stays; the model continues from there.
 
     ``by_takeover``: its process ended, not the request. ``is_lost``: it ended without words or without its
-    call, which the model is told.
+    call, which the model learns.
     """
 
     text: str = ""
@@ -206,7 +206,7 @@ class CallFinished(Fact, frozen=True, kw_only=True):
 class TurnEnded(Fact, frozen=True, kw_only=True):
     """The turn ended.
 
-    ``results`` finish the open calls; the app is told to cancel the device calls ``cancelled``. The questions
+    ``results`` finish the open calls; the app must cancel the device calls ``cancelled``. The questions
     ``superseded`` close. ``text`` stays of an unfinished reply. After a failure with the code ``error`` the
     ``apology`` is shown, and ``speech_text`` for the ear. ``follows``: another turn starts at once, without
     ``idle``.
@@ -275,8 +275,8 @@ class AnswerUnclear(Fact, frozen=True, kw_only=True):
 class QuestionDecided(Fact, frozen=True, kw_only=True):
     """A question was decided, by the words ``text`` of a transcript, by a tap, or by a key ``decided_by``.
 
-    ``arguments`` and ``digest`` replace those of an edited call. ``grants`` are the session's encoded grants
-    after a decision that lasts.
+    ``arguments`` and ``digest`` replace the values of an edited call. ``grants`` are the session's encoded
+    grants after a decision that lasts.
     """
 
     question_id: str
@@ -321,7 +321,7 @@ class LateFinished(Fact, frozen=True):
     starts_turn: bool
 
 
-# Their ``text`` is that of the transcript ``event_id``.
+# Their ``text`` is the text of the transcript ``event_id``.
 TranscriptRecord: TypeAlias = InputQueued | TurnStarted | AnswerUnclear | QuestionDecided
 
 if TYPE_CHECKING:
@@ -351,9 +351,9 @@ def answers(records: Sequence[Record]) -> Iterator[tuple[str, Any]]:
 class Commit(Value, frozen=True, kw_only=True):
     """Records that happened together: one append to the store.
 
-    ``claim`` is its author, empty for that of the commit before, and ``at`` its time in epoch milliseconds.
-    ``acked`` are ids of events that the client or the backend has handled since the last commit. A snapshot
-    has the ``state`` before the commit, and replaces all earlier commits.
+    ``claim`` is its author, empty if the commit before has the same, and ``at`` its time in epoch
+    milliseconds. ``acked`` are ids of events that the client or the backend has handled since the last
+    commit. A snapshot has the ``state`` before the commit, and replaces all earlier commits.
     """
 
     claim: str = ""

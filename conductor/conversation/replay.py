@@ -47,7 +47,7 @@ class Moment(NamedTuple):
     """A record and its effects; ``at`` is in epoch milliseconds.
 
     Without a ``record`` it is the start of a commit: ``acked`` events are acknowledged, or the ``state`` is
-    that of a snapshot, before which no records are stored. The next moment changes ``state``.
+    a snapshot, before which no records are stored. The next moment changes ``state``.
     """
 
     at: int
@@ -89,7 +89,7 @@ def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
 
 
 def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
-    """Give a moment as JSON values."""
+    """Return a moment as JSON values."""
     plain = {
         "time": moment.time,
         "number": moment.number,
@@ -102,7 +102,7 @@ def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:
 
 
 def plain_state(state: Conversation) -> dict[str, Any]:
-    """Give a state as JSON values: messages have their positions, and events their payloads."""
+    """Return a state as JSON values: messages have their positions, and events their payloads."""
     plain: dict[str, Any] = _plain(state)
     log = plain.get("log", ())
     plain["log"] = [{"position": index, **message} for index, message in enumerate(log, state.log_start)]
@@ -111,7 +111,7 @@ def plain_state(state: Conversation) -> dict[str, Any]:
 
 
 def plain_event(event: Event) -> dict[str, Any]:
-    """Give an event as JSON values, with its payload."""
+    """Return an event as JSON values, with its payload."""
     return {**_plain(event), "payload": msgspec.json.decode(event.payload)}
 
 

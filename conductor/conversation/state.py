@@ -53,7 +53,7 @@ class Call(Part, kw_only=True):
     the consent "needed" starts only after a recorded yes. One that is "held" starts after the decisions
     on the earlier writes of its reply. Both have the ``fingerprint`` of their tool, which must not change
     meanwhile. From ``started_at`` on a call may be on the wire, or may have run in the process with
-    ``claim``. ``reasons`` and ``cautions`` are those of the gate. ``result`` is the only result.
+    ``claim``. ``reasons`` and ``cautions`` come from the gate. ``result`` is the only result.
     ``notified``: the backend was asked to wake the device.
     """
 
@@ -195,7 +195,7 @@ class Speech(Part, kw_only=True):
 class LateCall(Value, frozen=True, kw_only=True):
     """A device call that was closed without its result, which may still come.
 
-    ``starts_turn``: the result starts a turn of its own if no turn is running; that of a ``job`` always does.
+    ``starts_turn``: the result starts a turn if no turn is running; the result of a ``job`` always does.
     ``arguments``, which may be shortened, tell it from other calls of its tool.
     """
 
@@ -226,9 +226,9 @@ class Input(Value, frozen=True):
 
 
 class Notice(Value, frozen=True, kw_only=True):
-    """A text of the server for the model. Until ``expires_at`` it starts a turn of its own.
+    """A text of the server for the model. Until ``expires_at`` it starts a turn.
 
-    ``words`` of the app's backend are the whole reply of that turn. ``late``: it is a note of its own.
+    ``words`` of the app's backend are the whole reply of that turn. ``late``: it is a separate note.
     """
 
     text: str
@@ -248,7 +248,7 @@ class Summary(Value, frozen=True):
 class Event(Part, kw_only=True):
     """An event for the client; every kind but ``flash`` stays until it is acknowledged.
 
-    ``payload`` is JSON. ``effect`` and ``limit_ms`` are those of a call. ``withheld``: an earlier process of
+    ``payload`` is JSON. ``effect`` and ``limit_ms`` belong to a call. ``withheld``: an earlier process of
     the app may have run this call; it is never sent again. ``probe``: it is one of `StateShown`.
     """
 
@@ -274,7 +274,7 @@ class WebhookEvent(Value, frozen=True):
 
 
 def checksum(words: str) -> int:
-    """Tell the words of a transcript from others; 0 for an event without words."""
+    """Return a number by which the words of a transcript differ from others; 0 without words."""
     return crc32(words.encode(errors="replace"))
 
 
@@ -350,7 +350,7 @@ class Conversation(Part, kw_only=True):
         return self.turn.calls if self.turn is not None else ()
 
     def has_handled(self, event_id: str, words: str = "") -> bool:
-        """Tell whether an event was handled; ``words`` are those of a transcript.
+        """Return whether an event was handled; ``words`` identify the words of a transcript.
 
         A client that has lost its state begins its ids anew: its event has the id of another one.
         """
@@ -364,7 +364,7 @@ class Conversation(Part, kw_only=True):
         return None
 
     def continues(self, earlier: Conversation) -> bool:
-        """Tell whether this state was in the state ``earlier``: it contains its last commit."""
+        """Return whether this state was in the state ``earlier``: it contains its last commit."""
         if not earlier.claims:
             return True
         claim, revision = next(reversed(earlier.claims.items()))

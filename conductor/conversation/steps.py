@@ -64,7 +64,7 @@ Step: TypeAlias = list[Record] | AskModel | PrepareRequest | RunCalls | AskPerso
 
 
 def next_step(view: View) -> Step:
-    """Give the records to commit at once, or the work that takes time."""
+    """Return the records to commit at once, or the work that takes time."""
     turn = view.state.turn
     if turn is None:
         return _begin(view)
@@ -181,7 +181,7 @@ def due(view: View) -> list[Record]:
 
 
 def deadline(view: View, *limits: int | None) -> int | None:
-    """Give the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
+    """Return the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
     state, live = view.state, view.live
     turn, focus, times = state.turn, state.focus, list(filter(None, limits))
     times += [question.expires_at for question in state.questions.values()]

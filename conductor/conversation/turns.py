@@ -16,7 +16,7 @@ from conductor.tools.outcomes import interrupted_outcome, not_answered
 
 
 def remembered(view: View, text: str) -> list[r.Record]:
-    """Tell the model with the person's first words what is remembered of them."""
+    """Record, with the person's first words, a notice with the memories of the person."""
     state = view.state
     if state.log_start or any(isinstance(message, UserMessage) for message in state.log):
         return []
@@ -163,7 +163,7 @@ def _abandoned(view: View, call: Call, cause: str) -> r.CallFinished:
 
 
 def is_pending(view: View, speech: Speech) -> bool:
-    """Tell whether a speech was not spoken to its end, in this process or an earlier one."""
+    """Return whether a speech was not spoken to its end, in this process or an earlier one."""
     is_open = any(
         event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
     )
@@ -171,7 +171,7 @@ def is_pending(view: View, speech: Speech) -> bool:
 
 
 def _heard_of_reply(view: View, reply_id: str) -> str | None:
-    """Give the text of a reply's finished segments; None if no segment is known."""
+    """Return the text of a reply's finished segments; None if no segment is known."""
     segments = [speech for speech in view.state.speeches.values() if reply_id and speech.reply_id == reply_id]
     if not segments:
         return None

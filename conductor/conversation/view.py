@@ -55,13 +55,13 @@ class CallGate(Protocol):
         """Word a question; ``attempt`` counts from 1, and is 0 where the person asks for the question."""
 
     def by_voice(self, question: Question) -> bool:
-        """Tell whether a question can be allowed by voice."""
+        """Return whether a question can be allowed by voice."""
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
-        """Give the outcome of a call whose tool or rules have changed since it was asked about."""
+        """Return the outcome of a call whose tool or rules have changed since it was asked about."""
 
     def held_refusal(self, call: Call) -> ToolOutcome | None:
-        """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
+        """Return the outcome of a held call whose tool changed or that may not run unasked by now."""
 
     def edited(self, question: Question, arguments: Mapping[str, Any]) -> Edit | str:
         """Validate edited arguments; a text is the refusal."""
@@ -70,13 +70,13 @@ class CallGate(Protocol):
         """Add the session's grant for a question."""
 
     def allows(self, question: Question, grants: str) -> bool:
-        """Tell whether a question needs no answer with these grants of the session."""
+        """Return whether a question needs no answer with these grants of the session."""
 
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         """Redact and shorten an outcome for the model."""
 
     def memories(self, words: str) -> str:
-        """Give what is remembered of the person, fitting to the first words; empty without any."""
+        """Return what is remembered of the person, fitting to the first words; empty without any."""
 
 
 class Written(Protocol):
@@ -97,7 +97,7 @@ class Stop:
 
 @dataclass(slots=True)
 class Openings:
-    """What the server may start of its own accord.
+    """What the server may start unasked.
 
     ``floor_at``: when it may start a turn, None while it may not. ``refused_input``: words were refused
     without a sentence about it yet.
@@ -212,12 +212,12 @@ class View:
         return bool(self.state.queue) and not (self.live.stop.closing or self.live.stop.is_suspended)
 
     def was_sent(self, call_id: str) -> bool:
-        """Tell whether a call was ever written to a socket: one that is not unanswered was."""
+        """Return whether a call was ever written to a socket: one that is not unanswered was."""
         event = self.live.outbox.unanswered.get(call_id)
         return event is None or event.is_written
 
     def seconds_since(self, at_ms: int) -> float:
-        """Give the seconds since a time; 0.0 for the time 0."""
+        """Return the seconds since a time; 0.0 for the time 0."""
         return max(0.0, (self.now() - at_ms) / 1000) if at_ms else 0.0
 
 

@@ -89,7 +89,7 @@ _second_text = ""
 
 
 def timestamp() -> str:
-    """Give the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
+    """Return the present time as ISO 8601 UTC with exactly three decimals and ``Z``."""
     # The text of a second is cached; formatting it costs five times as much.
     global _second, _second_text
     milliseconds = time.time_ns() // 1_000_000

@@ -210,17 +210,17 @@ class StreamDecoder(Protocol):
         ...
 
     def end(self) -> Iterable[ModelEvent]:
-        """Give the last events after the last bytes. Raises `ModelError` if the reply is incomplete."""
+        """Return the last events after the last bytes. Raises `ModelError` if the reply is incomplete."""
         ...
 
 
 def may_call(request: ModelRequest) -> bool:
-    """Tell whether the reply may hold calls."""
+    """Return whether the reply may hold calls."""
     return bool(request.tools) and request.tool_choice == "auto"
 
 
 def limit_of(request: ModelRequest, max_tokens: int) -> int:
-    """Give the limit of a reply in tokens.
+    """Return the limit of a reply in tokens.
 
     With calls it is ``min(4 * max_tokens, 4096)`` or more: a limit for spoken answers cuts arguments off. A
     request's own limit stays.
@@ -246,7 +246,7 @@ def whole_characters(text: str) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Tell whether a text is complete JSON."""
+    """Return whether a text is complete JSON."""
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -71,7 +71,7 @@ class Amount(msgspec.Struct, frozen=True):
         return self if self.day <= today + 1 else Amount(self.tokens, self.cost, today)
 
     def reaches(self, limit: Amount) -> bool:
-        """Tell whether a limit is used up."""
+        """Return whether a limit is used up."""
         return 0 < limit.tokens <= self.tokens or 0 < limit.cost <= self.cost
 
 
@@ -201,7 +201,7 @@ def _added(amount: Amount, today: int, text: str) -> str:
 
 
 def _counted(usage: Usage) -> int:
-    """Give the tokens that count: what is read from a cache costs next to nothing."""
+    """Return the tokens that count: what is read from a cache costs next to nothing."""
     return usage.input_tokens + usage.cache_write_tokens + usage.output_tokens
 
 

@@ -38,5 +38,5 @@ def failure(reason: ModelFailure, *, retry_after: float | None = None) -> ModelE
 
 
 def rest_of(error: ModelError) -> float:
-    """Give the seconds for which the service wants no request; 0.0 if a turn can wait for them."""
+    """Return the seconds for which the service wants no request; 0.0 if a turn can wait for them."""
     return error.retry_after if error.retry_after is not None and error.retry_after > MAX_PAUSE_S else 0.0

@@ -54,11 +54,11 @@ class CircuitBreaker:
         self._rests_until = asyncio.get_running_loop().time() + min(seconds, MAX_REST_S)
 
     def begin(self) -> None:
-        """Note that a request is sent: for now no other follows through an open breaker."""
+        """Record that a request is sent: for now no other follows through an open breaker."""
         self._used_at = asyncio.get_running_loop().time()
 
     def end(self, *, succeeded: bool) -> None:
-        """Note the end of a request."""
+        """Record the end of a request."""
         self._failures = 0 if succeeded else self._failures + 1
         self.begin()
 
@@ -69,7 +69,7 @@ class CircuitBreaker:
 
 
 async def is_healthy(provider: ModelProvider) -> bool:
-    """Tell whether a request of one token is answered in time."""
+    """Return whether a request of one token is answered in time."""
     request = ModelRequest("", [UserMessage("Hello")], may_retry=False, max_tokens=1)
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S), aclosing(provider.stream(request)) as events:
@@ -81,7 +81,7 @@ async def is_healthy(provider: ModelProvider) -> bool:
 
 
 async def calls_tools(provider: ModelProvider) -> bool:
-    """Tell whether a model that is offered one tool calls it. Raises `ModelError` if that is unknown."""
+    """Return whether a model that is offered one tool calls it. Raises `ModelError` if that is unknown."""
     request = ModelRequest(
         "",
         [UserMessage(PROBE_TEXT)],
@@ -104,7 +104,7 @@ async def calls_tools(provider: ModelProvider) -> bool:
 
 
 def is_malformed(event: ModelEvent, calls: list[ToolCall]) -> bool:
-    """Tell whether a complete reply ends with invalid calls."""
+    """Return whether a complete reply ends with invalid calls."""
     return (
         isinstance(event, Finished)
         and event.stop == "tool_use"

@@ -104,7 +104,7 @@ class ModelProfile(BaseModel):
         return f'{"api_key_env" if field == "api_key" else field} of "{self.name}" in {self.file}'
 
     def required_model(self) -> str:
-        """Give ``model``. Raises `SettingsError` if it is not set."""
+        """Return ``model``. Raises `SettingsError` if it is not set."""
         if self.model is None:
             raise SettingsError(f"{self.label('model')} is not set.")
         return self.model

@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 def prices_of(profile: ModelProfile, provider: ModelProvider) -> Prices | None:
-    """Give the prices of a profile, else its provider's; None if none are known."""
+    """Return the prices of a profile, else its provider's; None if none are known."""
     return profile.prices or getattr(provider, "prices", None)
 
 
@@ -165,7 +165,7 @@ class Route:
             self._malformed = _MAX_MALFORMED - 1
 
     def cost(self, usage: Usage) -> float:
-        """Give the cost of the tokens, by the prices of the profile, else of the provider."""
+        """Return the cost of the tokens, by the prices of the profile, else of the provider."""
         prices = prices_of(self.profile, self.provider)
         if prices is None:
             return 0.0
@@ -265,7 +265,7 @@ class ModelRouter:
         return sorted(routes, key=lambda route: (not route.is_up, route.profile.name == avoid))
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Stream the first reply that begins. Raises `ModelError`, that of the last profile."""
+        """Stream the first reply that begins. Raises the `ModelError` of the last profile."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
         candidates = self._candidates(request.profile, use, request.avoid)
         for route in candidates:
@@ -294,7 +294,7 @@ class ModelRouter:
                 log.info("model fallback", profile=route.profile.name, reason=error.reason, error=str(error))
 
     def cost(self, request: ModelRequest, usage: Usage) -> float:
-        """Give the cost of a request by the prices of the profile that comes first."""
+        """Return the cost of a request by the prices of the profile that comes first."""
         use = "tools" if request.tools and request.tool_choice != "none" else "voice"
         return self._candidates(request.profile, use, request.avoid)[0].cost(usage)
 

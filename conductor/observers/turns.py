@@ -182,7 +182,7 @@ class TurnObserver(SessionObserver):
     # -- live marks
 
     def first(self, output: Output) -> None:
-        """Note an output of the turn; the first one counts."""
+        """Record an output of the turn; the first one counts."""
         first_s = self._stats.first_s
         if output not in first_s:
             first_s[output] = time.monotonic() - self._stats.started
@@ -192,7 +192,7 @@ class TurnObserver(SessionObserver):
         self._stats.trace.append(mark)
 
     def lost(self, finished: Finished) -> None:
-        """Note a reply without words or without its call, such as reasoning alone."""
+        """Record a reply without words or without its call, such as reasoning alone."""
         self.note("retry:lost")
         log.info(
             "model reply without words or call",
@@ -202,7 +202,7 @@ class TurnObserver(SessionObserver):
         )
 
     def failed(self, error: ConductorError) -> None:
-        """Note that a turn is about to fail."""
+        """Record that a turn is about to fail."""
         log.warning(
             "turn failed",
             turn=self._session.state.turn.id if self._session.state.turn is not None else None,
@@ -213,7 +213,7 @@ class TurnObserver(SessionObserver):
         )
 
     def replied(self, finished: Finished) -> None:
-        """Note that a reply is complete."""
+        """Record that a reply is complete."""
         stats, profile = self._stats, finished.profile or self._session.provider.name
         stats.usage += finished.usage
         stats.cost += finished.cost
@@ -227,15 +227,15 @@ class TurnObserver(SessionObserver):
         self._session.services.model_metrics.warmed(profile, finished.usage, finished.cost)
 
     def started(self, result: StartOutcome) -> None:
-        """Note the answer to a ``session.start``."""
+        """Record the answer to a ``session.start``."""
         self._observers.metrics.starts.labels(result).inc()
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
-        """Note the gate's verdict about a call."""
+        """Record the gate's verdict about a call."""
         self._audit.record_decision(spec, arguments, verdict)
 
     def requested(self, start_ns: int, first_ns: int, finished: Finished | None, error: str) -> None:
-        """Note the end of a request to the model."""
+        """Record the end of a request to the model."""
         if self._observers.tracer is None:
             return
         name, attributes = self._observers.tracer.describe_request(self._session.provider.name, finished)
@@ -326,7 +326,7 @@ class TurnObserver(SessionObserver):
     def _decided(
         self, question_id: str, outcome: Outcome, at: int, channel: str = "card", arguments: str = ""
     ) -> None:
-        """Note the outcome of a question; ``arguments`` are the edited ones."""
+        """Record the outcome of a question; ``arguments`` are the edited ones."""
         session = self._session
         question = session.state.questions.get(question_id)
         if question is None:

@@ -164,7 +164,7 @@ def _sent_trace() -> aiohttp.TraceConfig:
 
 
 class HttpClient(httpx2.AsyncClient):
-    """A client without redirects and cookies; the parameters are those of `AiohttpTransport`.
+    """A client without redirects and cookies; the parameters as in `AiohttpTransport`.
 
     A request given to its ``transport`` needs less CPU than one by `httpx2.AsyncClient.send`.
     """
@@ -183,7 +183,7 @@ class RawBody(httpx2.AsyncByteStream):
         self._limit = limit
 
     async def read(self) -> bytes:
-        """Give the bytes that have arrived, after a wait if there are none; empty at the end."""
+        """Return the bytes that have arrived, after a wait if there are none; empty at the end."""
         with _mapped_errors():
             return await self._response.content.readany()
 

@@ -120,7 +120,7 @@ async def _answer_replay(listener: Listener, request: Request, peer: str) -> Res
 
 
 def read_replay(stored: Stored, number: str | None) -> bytes:
-    """Give a session's records as JSON: all without their states, or those of a ``number`` with them.
+    """Return a session's records as JSON: all without their states, or the records of a ``number`` with them.
 
     A state for each record would take megabytes. Raises `StoreUnavailable`.
     """

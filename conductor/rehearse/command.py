@@ -1,4 +1,4 @@
-"""``conductor rehearse run`` and ``init``: play rehearsals on a server of their own."""
+"""``conductor rehearse run`` and ``init``: play rehearsals on a separate server."""
 
 from __future__ import annotations
 

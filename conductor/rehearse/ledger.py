@@ -12,7 +12,7 @@ from conductor.rehearse.script import Expectation, Ledger, Rehearsal, Step
 def outcome(rehearsal: Rehearsal, entries: Sequence[Mapping[str, Any]]) -> Scene:
     """Make the last scene: the person's goal with the judge's question, and the broken bounds as problems.
 
-    ``entries`` are those of the audit log.
+    ``entries`` come from the audit log.
     """
     person = rehearsal.person
     step = Step(say="the ledger")
@@ -22,7 +22,7 @@ def outcome(rehearsal: Rehearsal, entries: Sequence[Mapping[str, Any]]) -> Scene
 
 
 def vetoes(ledger: Ledger, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Give a sentence for each broken bound."""
+    """Return a sentence for each broken bound."""
     calls = [entry for entry in entries if entry["event"] == "call"]
     ran = [entry["tool"] for entry in calls]
     for tool, most in (ledger.at_most | dict.fromkeys(ledger.never, 0)).items():

@@ -129,7 +129,7 @@ def write_report(performances: Sequence[Performance]) -> None:
 
 
 def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
-    """Give the part of the runs that passed, from 0 to 1, by file."""
+    """Return the part of the runs that passed, from 0 to 1, by file."""
     results: dict[str, list[bool]] = {}
     for performance in performances:
         results.setdefault(performance.file, []).append(not performance.failed)

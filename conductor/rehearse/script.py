@@ -142,7 +142,7 @@ class Answers:
         self._given: set[int] = set()
 
     async def give(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
-        """Give the first answer for these arguments after its delay.
+        """Return the first answer for these arguments after its delay.
 
         Raises `RuntimeError` with the text of its error, and `LookupError` if there is none.
         """

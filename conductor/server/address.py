@@ -40,7 +40,7 @@ def descriptor_limit() -> int:
 def connections_within(descriptors: int) -> int:
     """Return how many connections the descriptors allow; at least one.
 
-    Each counts as one and a half: a third is for incomplete handshakes and requests to the model.
+    Each takes one and a half: a third is for incomplete handshakes and requests to the model.
     """
     return max((descriptors - RESERVED_DESCRIPTORS) * 2 // 3, 1)
 

@@ -88,7 +88,7 @@ class Authenticator(Protocol):
         ...
 
     def admits(self, principal: Principal) -> bool:
-        """Tell whether a connected person may stay, as they may until the proof's end.
+        """Return whether a connected person may stay, as they may until the proof's end.
 
         After a reload of the settings, a new authenticator is asked about everybody whom the former one of
         its name admitted.

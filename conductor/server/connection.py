@@ -139,7 +139,7 @@ class Connection(Writer):
         self.close(code, reason)
 
     async def is_alive(self) -> bool:
-        """Tell whether the client answers a ping."""
+        """Return whether the client answers a ping."""
         return await self._socket.is_alive()
 
     def ownership_lost(self, *, stale: bool) -> None:
@@ -190,7 +190,7 @@ class Connection(Writer):
             log.exception("session could not be bound again", session=self.session_id)
 
     def _is_deleted(self, former: Session | None, session: Session) -> bool:
-        """Tell whether a stale session was deleted or has expired; then the client has to start again.
+        """Return whether a stale session was deleted or has expired; then the client has to start again.
 
         It would be in a session without its tools and capabilities.
         """

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-# Seconds before the end at which the client is told.
+# Seconds before the end at which the client gets a warning.
 NOTICE_S = 60.0
 # Why the connection will close, in ``session.goaway``.
 TOKEN_EXPIRES = "token_expires"

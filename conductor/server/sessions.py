@@ -35,7 +35,7 @@ MAX_TAKEOVER_DELAY_S = 5.0
 
 
 def takeover_delay_s(state: Conversation, limits: Limits) -> float:
-    """Give the pause before a claim that follows many recent ones."""
+    """Return the pause before a claim that follows many recent ones."""
     now = epoch_ms()
     recent = sum(abs(now - at) < TAKEOVER_WINDOW_MS for at in state.claim_times)
     over = recent - limits.free_takeovers
@@ -47,7 +47,7 @@ class SuspendDetector:
 
     It runs every ``interval`` seconds, before the tasks that handle input of the same pass of the event loop.
     ``lagged`` gets the seconds by which each run was late. ``clock`` is the wall clock, as the loop's stands
-    while the machine sleeps; a step of it counts as a suspension, which costs one look into the store.
+    while the machine sleeps; a step of it is taken for a suspension, which costs one look into the store.
     ``worked_s`` are the seconds since the run before in which the process ran or waited for a core: a
     suspended one does neither.
     """
@@ -164,11 +164,11 @@ class SessionRegistry:
         return [task.result() for task in tasks if task.done() and task.exception() is None]
 
     def has(self, key: SessionKey) -> bool:
-        """Tell whether this process has a session."""
+        """Return whether this process has a session."""
         return key in self._bindings
 
     async def has_client(self, key: SessionKey) -> bool:
-        """Tell whether the owner of a session, in any process, took it for a client. Raises `StoreError`."""
+        """Return whether the owner of a session, in any process, serves a client. Raises `StoreError`."""
         stored = await self._services.store.read(key)
         if stored is None or not stored.meta.token:
             return False
@@ -176,7 +176,7 @@ class SessionRegistry:
         return not (state.visits and state.claim == stored.meta.token)
 
     async def owns(self, key: SessionKey) -> bool:
-        """Tell whether this process has a session, and the store agrees. Raises `StoreError`."""
+        """Return whether this process has a session, and the store agrees. Raises `StoreError`."""
         binding = self._bindings.get(key)
         if binding is None or not binding.session.done() or binding.session.exception() is not None:
             return False
@@ -244,7 +244,7 @@ class SessionRegistry:
         return session, existed
 
     def unbind(self, key: SessionKey, connection: Peer, *, at_once: bool = False) -> None:
-        """Note that a connection closed; the last one starts the session's grace period.
+        """Record that a connection closed; the last one starts the session's grace period.
 
         ``at_once``: without a grace period; the session is released once it is settled.
         """
@@ -324,7 +324,7 @@ class SessionRegistry:
                 await asyncio.gather(*(verify(session) for session in sessions), return_exceptions=True)
         except TimeoutError:
             log.warning("sessions not verified in time")
-        # A second suspend has started a verification of its own, which decides.
+        # A second suspend has started another verification, which decides.
         if self._verifying is asyncio.current_task():
             self.ownership_verified.set()
 

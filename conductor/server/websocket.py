@@ -80,7 +80,7 @@ class Socket(ServerConnection):
                 self.transport.abort()
 
     def process_event(self, event: Event) -> None:
-        """Take one frame. A binary message is marked: an error event answers it instead of a close."""
+        """Return one frame. A binary message is marked: an error event answers it instead of a close."""
         if isinstance(event, WebSocketFrame):
             if self._frames.take(self.loop.time()):
                 self.transport.abort()
@@ -120,7 +120,7 @@ class Socket(ServerConnection):
             return self._ahead.pop(0) if self._ahead else await self.recv(decode=False)
 
     async def is_alive(self) -> bool:
-        """Tell whether the client answers a ping.
+        """Return whether the client answers a ping.
 
         Late events of a client that has moved to another process must not take its session back.
         """

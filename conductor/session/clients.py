@@ -62,7 +62,7 @@ class Clients:
     ) -> None:
         """Answer ``session.start``, then replay the events that this client has not handled.
 
-        ``readings`` are those of the event's tools by the gate's `read`. Raises `StoreError`.
+        ``readings`` are the event's tools as the gate's `read` returned them. Raises `StoreError`.
         """
         session = self._session
         services = session.services
@@ -159,7 +159,7 @@ class Clients:
             session.changed()
 
     def detach(self, transport: Transport) -> None:
-        """Take note of a closed connection; the running turn continues."""
+        """Handle a closed connection; the running turn continues."""
         session = self._session
         if session.outbox.transport is transport:
             session.outbox.detach()
@@ -169,7 +169,7 @@ class Clients:
     # -- what the person says and sees
 
     def hear(self, *, is_final: bool) -> None:
-        """Note that the person speaks, or has spoken."""
+        """Record that the person speaks, or has spoken."""
         live, now = self._session.view.live, self._session.view.now()
         if now >= live.speech.speaking_until:
             live.speech.utterance_began = now
@@ -177,11 +177,11 @@ class Clients:
         live.speech.sends_partials = live.speech.sends_partials or not is_final
 
     def show(self, question_id: str) -> None:
-        """Note that the client shows a card."""
+        """Record that the client shows a card."""
         self._session.view.live.cards.visible[question_id] = self._session.view.now()
 
     def tell(self, question_id: str) -> None:
-        """Note that the outcome of a question is sent to the client, if it shows cards."""
+        """Record that the outcome of a question is sent to the client, if it shows cards."""
         session = self._session
         if session.is_connected and "approval" in session.state.profile.capabilities:
             session.view.live.cards.told.add(question_id)
@@ -192,7 +192,7 @@ class Clients:
             self._session.flash(SessionGoaway(round(seconds * 1000), reason))
 
     async def is_superseded(self, transport: Transport) -> bool:
-        """Tell whether another connection serves the session, once one that is opening does."""
+        """Return whether another connection serves the session, once one that is opening does."""
         if self.opening.locked():
             async with self.opening:
                 pass  # its ``idle`` precedes the effects of an event
@@ -207,7 +207,7 @@ class Clients:
     # -- acknowledgements
 
     def acknowledge(self, event_id: str) -> None:
-        """Tell a client with ``resume`` that an event is recorded."""
+        """Acknowledge to a client with ``resume`` that an event is recorded."""
         self._ack_ids.append(event_id)
         if self._acking is None:
             self._send_acks()

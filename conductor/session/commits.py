@@ -51,13 +51,13 @@ class Owner(Protocol):
         """Learn that the store has lost commits; this session has written its own again."""
 
     def store_failed(self, error: StoreError, *, gives_up: bool) -> None:
-        """Tell the client that the store is away; the running turn ends if it ``gives_up``."""
+        """Report to the client that the store is away; the running turn ends if it ``gives_up``."""
 
 
 class Commits:
     """Commits decisions about a session's state, one at a time.
 
-    ``preface`` are the records that precede those of the first decision. The commit in doubt
+    ``preface`` are the records that precede the first decision's. The commit in doubt
     failed and may be recorded. After a failure of the store an insistent decision waits for ``retry_s``.
     """
 
@@ -103,7 +103,7 @@ class Commits:
         return bool(self._decisions)
 
     def is_before(self, claim: Claim) -> bool:
-        """Tell whether a claim is the one after this one."""
+        """Return whether a claim is the one after this one."""
         return claim.epoch == self._claim.epoch + 1
 
     # -- decisions
@@ -189,7 +189,7 @@ class Commits:
         return [ended(self._view, "failed", follow=True)]
 
     async def verify(self) -> bool:
-        """Tell whether this process still owns the session, by an empty commit. Raises `StoreError`."""
+        """Return whether this process still owns the session, by an empty commit. Raises `StoreError`."""
         try:
             if self.durable:
                 await self.decide(list, proves=True)

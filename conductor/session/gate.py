@@ -117,7 +117,7 @@ class SessionGate(CallGate):
         return None if self._has(tools) else await read_declarations(tools, self._services.admission)
 
     def declare(self, tools: list[Any], readings: Sequence[ReadTool] | None = None) -> list[RejectedTool]:
-        """Take the client's tools as the device's; returns the refused ones.
+        """Declare the client's tools as the device's; returns the refused ones.
 
         ``readings`` are from `read`. An app that comes back declares the same tools, which are kept.
         """
@@ -385,7 +385,7 @@ class SessionGate(CallGate):
         return judge.prompt(voice_question, attempt)
 
     def by_voice(self, question: Question) -> bool:
-        """Tell whether a question can be allowed by voice."""
+        """Return whether a question can be allowed by voice."""
         return self._voice_question(question)[1].by_voice
 
     def _voice_question(self, question: Question) -> tuple[ApprovalJudge[Any], SpokenQuestion]:
@@ -407,7 +407,7 @@ class SessionGate(CallGate):
         return judge, judge.question(spec, arguments, question.cautions, question.scopes, zone)
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
-        """Give the outcome of a call whose tool or rules have changed since it was asked about."""
+        """Return the outcome of a call whose tool or rules have changed since it was asked about."""
         if question.form is not None:
             return None
         spec = self.spec_of(question)
@@ -417,7 +417,7 @@ class SessionGate(CallGate):
         return _forbidden(verdict) if verdict.effect == "deny" else None
 
     def held_refusal(self, call: Call) -> ToolOutcome | None:
-        """Give the outcome of a held call whose tool changed or that may not run unasked by now."""
+        """Return the outcome of a held call whose tool changed or that may not run unasked by now."""
         spec = self.spec_of(call)
         if spec is None or spec.fingerprint != call.fingerprint:
             return definition_changed()
@@ -451,7 +451,7 @@ class SessionGate(CallGate):
         return with_grant(grants, rule, self._key.subject)
 
     def allows(self, question: Question, grants: str) -> bool:
-        """Tell whether a question needs no answer with these grants of the session."""
+        """Return whether a question needs no answer with these grants of the session."""
         spec = self.spec_of(question)
         if spec is None:
             return False
@@ -464,7 +464,7 @@ class SessionGate(CallGate):
         return self.executor.to_result(call.id, outcome, untrusted=call.untrusted)
 
     def memories(self, words: str) -> str:
-        """Give what is remembered of the person, fitting to the first words; empty without any."""
+        """Return what is remembered of the person, fitting to the first words; empty without any."""
         fields = self._person()
         texts = [toolset.memories(fields, words) for toolset in self._services.toolsets]
         return self._services.redactor.text("\n\n".join(filter(None, texts)))

@@ -174,7 +174,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
 
 
 def _acknowledge(session: Session, call_id: str) -> bool:
-    """Take the answer of a call; returns whether the call was outstanding.
+    """Handle the answer of a call; returns whether the call was outstanding.
 
     It ends in the outbox: of all that a step rests on, only news wait for the end of a speech.
     """

@@ -143,7 +143,7 @@ class Loop:
             await session.commits.insist(self._bridge)
 
     def _bridge_wait_s(self) -> float | None:
-        """Give the seconds until a bridging phrase; None without one."""
+        """Return the seconds until a bridging phrase; None without one."""
         session, turn = self._session, self._session.state.turn
         if turn is None or not session.services.bridge_phrases or turn.bridged or turn.segments:
             return None
@@ -247,7 +247,7 @@ class Loop:
                 log.exception("result not recorded", session=session.key.session_id, tool=call.name)
                 unknown = interrupted_outcome(call.effect, was_sent=True, reason="interrupted")
                 await session.commits.insist(partial(self._finished, call, unknown))
-        finally:  # until its result is recorded it counts as running
+        finally:  # it runs until its result is recorded
             session.view.live.loop.calls.discard(call.id)
             self._calls.pop(call.id, None)
             self.wake()

@@ -116,7 +116,7 @@ class ModelSteps:
     # -- one request
 
     def begin(self, step: AskModel) -> None:
-        """Note a request before `ask`."""
+        """Record a request before `ask`."""
         session = self._session
         session.view.live.model.draft = ""
         session.view.live.model.request = (step.turn_id, step.rounds, step.retries)
@@ -141,7 +141,7 @@ class ModelSteps:
         await self._take_reply(step, "".join(reply).strip(), calls, finished)
 
     def _note_limit(self, step: AskModel) -> None:
-        """Tell the client that the turn's tool calls are used up."""
+        """Report to the client that the turn's tool calls are used up."""
         session, turn, conduct = self._session, self._session.state.turn, self._session.conduct
         if turn is not None and step.retries == 0 and turn.refused_rounds < conduct.max_refused_rounds:
             if turn.rounds >= conduct.max_tool_rounds or turn.calls_made >= conduct.max_calls_per_turn:
@@ -369,12 +369,12 @@ class ModelSteps:
 
 
 def _in_segments(session: Session) -> bool:
-    """Tell whether replies are spoken in segments."""
+    """Return whether replies are spoken in segments."""
     return "segments" in session.state.profile.capabilities or session.services.speak_segments
 
 
 def _left_s(session: Session) -> float:
-    """Give the seconds that are left of the turn."""
+    """Return the seconds that are left of the turn."""
     turn = session.state.turn
     if turn is None:
         return 0.0

@@ -38,7 +38,7 @@ _RETURN_MS = 10_000
 class Outbox:
     """The unacknowledged events of one session, and the transport that carries them.
 
-    ``nonce`` is that of the claim. ``acked`` are the ids for the next commit. Calls without an answer are in
+    ``nonce`` is the claim's. ``acked`` are the ids for the next commit. Calls without an answer are in
     a line. The backlog waits for the end of a speech. ``on_expired`` is called for each call that timed out,
     and each speech that will not be acknowledged. ``shown_at`` is the time at which the client was last
     connected, sent a UI call, or answered one. While ``deciding``, no event that a decision rests on is sent.
@@ -111,23 +111,23 @@ class Outbox:
         )
 
     def is_ui_call(self, call_id: str) -> bool:
-        """Tell whether it is an unanswered UI call."""
+        """Return whether it is an unanswered UI call."""
         entry = self._by_call.get(call_id)
         return entry is not None and entry.event.kind in _UI_CALLS
 
     def is_outstanding(self, call_id: str) -> bool:
-        """Tell whether a call has not been answered."""
+        """Return whether a call has not been answered."""
         return call_id in self._by_call
 
     def has_had(self, event_id: str) -> bool:
-        """Tell whether an event was written or acknowledged."""
+        """Return whether an event was written or acknowledged."""
         entry = self._entries.get(event_id)
         return entry.frame.is_written if entry is not None else event_id in self.acked
 
     # -- from the conversation
 
     def restore(self, event: Event, *, is_sent: bool) -> None:
-        """Take an event of another process; ``is_sent``: the client may have it."""
+        """Add an event of another process; ``is_sent``: the client may have it."""
         entry = self._make(event)
         entry.is_sent = entry.frame.is_written = is_sent
         if event.kind == "call":
@@ -188,7 +188,7 @@ class Outbox:
     ) -> None:
         """Send an event that may be lost; it keeps its place among held events.
 
-        Its id is that of the last durable event of this process with a suffix: a client that names it in a
+        Its id is the id of the last durable event of this process with a suffix: a client that names it in a
         ``resume`` has handled that event, but no held one. It is the first event to a new connection ``to``.
         """
         transport = to or self.transport
@@ -208,7 +208,7 @@ class Outbox:
     # -- from the client
 
     def acknowledge(self, call_id: str) -> bool:
-        """Take a call's answer; returns whether the call was outstanding.
+        """Handle a call's answer; returns whether the call was outstanding.
 
         The client reads in order, so an answer also acknowledges the events written before it, but not a
         speech: that ends with its own answer.
@@ -306,7 +306,7 @@ class Outbox:
         self.settle()
 
     def detach(self) -> None:
-        """Drop the transport. Time limits of tool calls run on; those of UI calls stop."""
+        """Drop the transport. Time limits of tool calls run on; the limits of UI calls stop."""
         self.stop_sending()
         for entry in list(self._entries.values()):
             if entry.event.kind == "call":

@@ -28,7 +28,7 @@ _RETRY_MS = 2_000
 
 
 def may_have_reminders(session: Session) -> bool:
-    """Tell whether reminders may be due, without a look at them."""
+    """Return whether reminders may be due, without a look at them."""
     records, subject = session.services.subject_records, session.key.subject
     if records is None or subject == ANONYMOUS:
         return PREFIX + FIELD in session.state.fields
@@ -53,7 +53,7 @@ class Reminders:
         self._read_at = self._now() + _LOOK_MS
 
     def look(self) -> int | None:
-        """Tell the due reminders; returns when to look again."""
+        """Report the due reminders; returns when to look again."""
         session, now, wall = self._session, self._now(), self._wall()
         if self._is_telling or session.view.live.stop.draining or not session.is_connected:
             return None

@@ -58,40 +58,40 @@ class Observed(Protocol):
 
 
 class SessionObserver:
-    """Is told the records of one session, and facts that are not recorded; this one ignores them."""
+    """Observes the records of one session, and facts that are not recorded; this one ignores them."""
 
     def applying(self, commit: Commit) -> None:
-        """Take a recorded commit; the state is the one before it."""
+        """Record a commit; the state is the one before it."""
 
     def applied(self) -> None:
         """Report after the events of the commit are sent."""
 
     def first(self, output: Output) -> None:
-        """Take an output of the turn; only the first one counts."""
+        """Record an output of the turn; only the first one counts."""
 
     def note(self, mark: str) -> None:
-        """Take a mark for the trace of the turn."""
+        """Record a mark for the trace of the turn."""
 
     def lost(self, finished: Finished) -> None:
-        """Note a reply without words or without its call, which is requested once more."""
+        """Record a reply without words or without its call, which is requested once more."""
 
     def failed(self, error: ConductorError) -> None:
-        """Take the cause of a failure before its turn ends."""
+        """Record the cause of a failure before its turn ends."""
 
     def requested(self, start_ns: int, first_ns: int, finished: Finished | None, error: str) -> None:
-        """Take the end of a request to the model; ``first_ns`` is 0 without output."""
+        """Record the end of a request to the model; ``first_ns`` is 0 without output."""
 
     def replied(self, finished: Finished) -> None:
-        """Take the end of a whole reply."""
+        """Record the end of a whole reply."""
 
     def warmed(self, finished: Finished) -> None:
-        """Take a request that filled the prompt cache."""
+        """Record a request that filled the prompt cache."""
 
     def started(self, result: StartOutcome) -> None:
-        """Take the answer to a ``session.start``."""
+        """Record the answer to a ``session.start``."""
 
     def decided(self, spec: ToolSpec, arguments: Mapping[str, Any], verdict: Verdict) -> None:
-        """Take the gate's verdict about a call."""
+        """Record the gate's verdict about a call."""
 
 
 class Delivery(Protocol):
@@ -122,7 +122,7 @@ class Observers:
         return SessionObserver()
 
     def lagged(self, seconds: float) -> None:
-        """Take the lateness of the event loop's timers."""
+        """Record the lateness of the event loop's timers."""
 
     def close(self) -> None:
         """Flush; may block for seconds."""
@@ -222,7 +222,7 @@ class Services:
         return self.provider.serving(model) if isinstance(self.provider, ModelRouter) else None
 
     def may_inspect(self, transport: Transport) -> bool:
-        """Tell whether a client may read the tools and the prompt of its session."""
+        """Return whether a client may read the tools and the prompt of its session."""
         return self.inspect == "on" or (self.inspect == "local" and not transport.is_forwarded)
 
     def capabilities(self, transport: Transport) -> Sequence[str]:

@@ -63,8 +63,8 @@ class Session:
     Its ``home`` learns that another process owns it; after that nothing is recorded or sent. If nobody owns
     it, because it was deleted, its client gets the events ``farewell``. ``pending`` are the Futures of calls
     and questions. ``now`` and ``wall`` are the two clocks of `conductor.clock`; ``wall`` is ``now`` by
-    default. ``former`` is the session of this process under the claim before; ``readings`` are those of its
-    tools. It ``visits`` for a request of the backend, without a client.
+    default. ``former`` is the session of this process under the claim before; ``readings`` are its
+    tools as they were read. It ``visits`` for a request of the backend, without a client.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Session:
         self._deliver()
 
     def _is_unsent(self, event_id: str, claim: Claim) -> bool:
-        """Tell whether this session never sent an event, because its commit seemed to have failed.
+        """Return whether this session never sent an event, because its commit seemed to have failed.
 
         ``claim`` is the one after this session's.
         """
@@ -171,7 +171,7 @@ class Session:
 
     @property
     def person_fields(self) -> SessionFields:
-        """The fields of the person behind a token; for an anonymous person those of the session."""
+        """The fields of the person behind a token; for an anonymous person the session's fields."""
         records, subject = self.services.subject_records, self.key.subject
         if records is None or subject == ANONYMOUS:
             return Fields(self.state, self.commits.decide)
@@ -208,7 +208,7 @@ class Session:
             delivery.wake(self)
 
     def changed(self) -> None:
-        """Take note of a change: move the timer, and wake the loop."""
+        """Handle a change: move the timer, and wake the loop."""
         if self.is_closed:
             return
         view = self.view
@@ -221,7 +221,7 @@ class Session:
             self.spawn(self.loop.run())
 
     def _floor_at(self) -> int | None:
-        """Give the time from which the server may start a turn of its own; None while it may not."""
+        """Return the time from which the server may start a turn unasked; None while it may not."""
         live, outbox = self.view.live, self.outbox
         if not self.state.notices or outbox.transport is None or outbox.speaking:
             return None
@@ -302,13 +302,13 @@ class Session:
         self.outbox.flash(event.TYPE, encode_payload(event), partial=partial, to=to)
 
     def report_store_failure(self, error: StoreError) -> None:
-        """Tell the client that the store is away, and open its microphone; both may be lost."""
+        """Report to the client that the store is away, and open its microphone; both may be lost."""
         log.error("session store failed", session=self.key.session_id, error=type(error).__name__)
         self.flash(ErrorEvent(code=error.code, message=MESSAGES.get(error.code, MESSAGES["internal_error"])))
         self.flash(set_state(new_call_id(), "idle"))
 
     def store_failed(self, error: StoreError, *, gives_up: bool) -> None:
-        """Tell the client that the store is away; the running turn ends if it ``gives_up``."""
+        """Report to the client that the store is away; the running turn ends if it ``gives_up``."""
         self.report_store_failure(error)
         if gives_up and self.loop is not None:
             self.loop.forget_draft()
@@ -334,7 +334,7 @@ class Session:
     def _expired(self, event: Event) -> None:
         was_shown, was_sent = True, self.view.was_sent(event.call_id)
         if event.kind == "speak":
-            # A prompt that was not acknowledged counts as heard once its text was shown.
+            # A prompt that was not acknowledged is heard once its text was shown.
             question = next((q for q in self.state.questions.values() if q.speech_id == event.call_id), None)
             was_shown = question is not None and not self.outbox.is_outstanding(question.message_id)
         decision = partial(timed_out, self.view, event.call_id, was_shown=was_shown, was_sent=was_sent)

@@ -36,8 +36,8 @@ _LATE_S = 0.2
 class StoreOptions:
     """The settings of every store, for its factory ``from_url(url, options)``.
 
-    ``session_ttl_s`` are the seconds after which an unused session is deleted, ``max_sessions`` those of a
-    subject, ``replicas`` the copies that a commit waits for.
+    ``session_ttl_s`` are the seconds after which an unused session is deleted, ``max_sessions`` the
+    sessions of a subject, ``replicas`` the copies that a commit waits for.
     """
 
     session_ttl_s: float = 86_400.0
@@ -122,7 +122,7 @@ class Stored:
     by_revision: Mapping[int, bytes]
 
     def commits(self) -> list[bytes]:
-        """Give the commits in order. Raises `Unreadable` if some are missing."""
+        """Return the commits in order. Raises `Unreadable` if some are missing."""
         revisions = sorted(self.by_revision)
         first = revisions[0] if revisions else self.meta.revision + 1
         if revisions != list(range(first, self.meta.revision + 1)):

@@ -103,7 +103,7 @@ class MemoryStore:
         return len(keys)
 
     async def warnings(self) -> list[str]:
-        """Give an empty list: all sessions end with the process, as documented."""
+        """Return an empty list: all sessions end with the process, as documented."""
         return []
 
     async def aclose(self) -> None:

@@ -29,7 +29,7 @@ from conductor.talk.plain import Plain
 LEAVE_WITHIN_S = 2.0
 # Seconds for tasks to end at the exit.
 STOP_S = 2.0
-# After the last line the turn of an answer ends within this time; that of a spoken question does not.
+# After the last line the turn of an answer ends within this time; the turn of a spoken question does not.
 END_S = 1.0
 # Characters of a call's arguments on its line.
 MAX_ARGUMENTS = 200

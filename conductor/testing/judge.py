@@ -98,7 +98,7 @@ class JudgeContract:
         question = self.question(judge, HIGH)
         assert "allow" not in [judge.classify(utterance, question).kind for utterance in consents]
 
-    # Each judge has a class of its own.
+    # Each judge has its own class.
     @settings(
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
         max_examples=50,

@@ -181,14 +181,14 @@ class Toolset(ABC):
         return ()
 
     def memories(self, person: SessionFields, words: str) -> str:
-        """Give data about the person for a session that begins with these words; empty without any.
+        """Return data about the person for a session that begins with these words; empty without any.
 
         The model reads it as a note that outsiders may have written.
         """
         return ""
 
     def health(self) -> Mapping[str, bool]:
-        """Tell for each remote server of the tools whether it is ready."""
+        """Return for each remote server of the tools whether it is ready."""
         return {}
 
     async def start(self, on_change: Callable[[], None]) -> None:  # noqa: B027 - a default

@@ -234,7 +234,7 @@ class ToolExecutor:
         return with_timing(outcome, time.monotonic() - started, ready.notes)
 
     def timeout(self, spec: ToolSpec) -> float:
-        """Give a tool's time limit in seconds."""
+        """Return a tool's time limit in seconds."""
         if spec.timeout_s is not None:
             return spec.timeout_s
         return self._limits.interactive_timeout if spec.interactive else self._limits.tool_timeout

@@ -75,5 +75,5 @@ def language_of(judges: Mapping[str, ApprovalJudge[Any]], *tags: str | None) -> 
 
 
 def code_of(tag: str | None) -> str:
-    """Give the language's code of a language tag."""
+    """Return the language's code of a language tag."""
     return re.split("[-_]", (tag or "")[:10].lower())[0]

@@ -16,7 +16,7 @@ CountedOutcome: TypeAlias = Literal["allowed", "denied", "edited", "expired", "s
 """The outcome of an approval request. ``edited``: allowed with changed arguments. ``superseded``: replaced by
 a new request. ``refused``: a decision that was stale or repeated."""
 
-# Tools with metrics of their own: clients choose names, so they are bounded.
+# Tools with separate metrics: clients choose names, so they are bounded.
 MAX_TOOLS = 500
 # How many of these may be clients' tools: their names must not displace the server's.
 MAX_DEVICE_TOOLS = 400
@@ -33,7 +33,7 @@ _OTHERS: _Labels = (OTHERS, "")
 
 
 class ToolMetrics:
-    """The metrics of all tools since the process started, in a ``registry`` of their own.
+    """The metrics of all tools since the process started, in their own ``registry``.
 
     Tools are identified by name and source; names are cut at `MAX_NAME_CHARS`, and tools beyond `MAX_TOOLS`
     are added up as `OTHERS`.

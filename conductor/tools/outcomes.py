@@ -224,7 +224,7 @@ _NOT_BEGUN = frozenset({501, 503, 505})
 
 
 def fate_of_status(status: int) -> Fate:
-    """Tell from an HTTP status whether the request was carried out.
+    """Return, by an HTTP status, whether the request was carried out.
 
     After 408, 502 and 504 the service may still work on it; 500 does not say how far it came.
     """
@@ -270,7 +270,7 @@ _NOT_ANSWERED = {
 
 
 def edits(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Tell the model which arguments the person changed; empty if the person changed none."""
+    """Name the arguments that the person changed, for the model; empty without any."""
     changed = {
         name: {"before": before.get(name), "after": after.get(name)}
         for name in sorted({*before, *after})

@@ -156,7 +156,7 @@ class Gate:
         return replace(verdict, effect="ask", reasons=(*reasons, *own_reasons), cautions=cautions)
 
     def preview(self, spec: ToolSpec, *, tainted: bool) -> tuple[GateEffect, str]:
-        """Give the decision on a call without arguments, and the reasons in sentences."""
+        """Return the decision on a call without arguments, and the reasons in sentences."""
         verdict = self._judge(spec, {}, tainted=tainted)
         return verdict.effect if self.offers(spec) else "disabled", " ".join(verdict.reasons)
 

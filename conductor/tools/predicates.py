@@ -107,7 +107,7 @@ def _number(value: Any) -> bool:
 
 
 class _OneOf(Predicate):
-    # Equality is that of JSON: 1 is 1.0, true is not 1. A list or object may match one of the same leaves.
+    # Equality is JSON's: 1 is 1.0, true is not 1. A list or object may match one of the same leaves.
     def __init__(self, values: Any) -> None:
         if not isinstance(values, list | tuple):
             raise ValueError("a list")

@@ -56,7 +56,7 @@ class Reminder(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return datetime.fromtimestamp(self.due_ms / 1000, ZoneInfo(self.zone))
 
     def is_taken(self, wall_ms: int) -> bool:
-        """Tell whether a session delivers it; a time in the future is that of a clock that was set back."""
+        """Return whether a session delivers it; a time in the future comes from a clock that was set back."""
         return bool(self.session) and 0 <= wall_ms - self.taken_ms < TAKEN_MS
 
     def next(self, wall_ms: int) -> Reminder | None:

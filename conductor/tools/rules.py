@@ -71,7 +71,7 @@ class Rule:
 
     ``tool`` and ``source`` are globs over the whole dotted name and the source (``device``, ``builtin``,
     ``mcp:<server>``); ``*`` matches any characters, dots too. ``args`` maps the name of an argument to
-    predicates (`PREDICATES`) that must all match; those of deny and ask rules are `BROAD`.
+    predicates (`PREDICATES`) that must all match; deny and ask rules have `BROAD` ones.
     ``arguments_digest`` limits it to exactly these arguments, ``fingerprint`` to one definition of the tool.
     The rule ends at ``expires``, an ISO 8601 time with offset. ``comment`` is not evaluated. Raises
     ValueError; `parse_rule` raises `SettingsError`.

@@ -177,7 +177,7 @@ class _Reader:
     ) -> Any:
         """Read a schema; ``above`` are the references that were followed to it."""
         self._result.count(nodes=1)
-        # A recursion has a limit of its own.
+        # A recursion has its own limit.
         deepest = MAX_DEPTH if len(set(above)) == len(above) and "#" not in above else 2 * MAX_DEPTH
         if max(depth, len(above)) > deepest:
             raise SchemaError(_TOO_DEEP)

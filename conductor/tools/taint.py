@@ -13,7 +13,7 @@ FIELD = "untrusted"
 
 
 class TrackedFields:
-    """The `SessionFields` of one call of a tool that keeps no marks of its own.
+    """The `SessionFields` of one call of a tool that keeps no marks itself.
 
     ``tainted``: third parties may have steered the call. ``is_untrusted``: the call has read what such a call
     stored. A field stays untrusted until it is empty.

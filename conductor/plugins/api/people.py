@@ -115,7 +115,7 @@ async def _stored_of(call: ApiCall, person: str) -> dict[SessionKey, Stored]:
 
 
 def _fields(stored: Stored) -> dict[str, str]:
-    """Give the fields of tools, and the "always" rules, by what they are for people."""
+    """Return the fields of tools, and the "always" rules, by what they are for people."""
     fields = replay(stored.commits(), stored.meta.revision).fields
     return {_KINDS.get(name, name.removeprefix(PREFIX)): text for name, text in fields.items()}
 

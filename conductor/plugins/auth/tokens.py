@@ -36,7 +36,7 @@ class TokenAuthenticator:
         return None if token is None else self._people.get(token_digest(token))
 
     def admits(self, principal: Principal) -> bool:
-        """Tell whether the person's token is still one of the tokens."""
+        """Return whether the person's token is still one of the tokens."""
         people = {person.id for person in self._people.values()} or {ANONYMOUS}
         return principal.id in people
 

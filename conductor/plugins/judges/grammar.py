@@ -274,7 +274,7 @@ def _is_stopping(verb: str, page: Page) -> bool:
 
 
 def repeats(words: Words, question: QuestionWords, page: Page) -> bool:
-    """Tell whether the words to repeat are said, with a yes before and courtesies behind them at most."""
+    """Return whether the words to repeat are said, with a yes before and courtesies behind them at most."""
     expected = _told(page.words(question.repeat), question, page)
     words = _told(words, question, page)
     at = 0
@@ -307,7 +307,7 @@ def _glued(words: Words) -> Words:
 
 
 def _consists_of(lists: tuple[str, ...], words: Words, page: Page, *, may_be_empty: bool = False) -> bool:
-    """Tell whether phrases of the lists, hesitations and courtesies are all of it."""
+    """Return whether phrases of the lists, hesitations and courtesies are all of it."""
     at, found = 0, may_be_empty
     while at < len(words):
         length = max(page.phrase_at(name, words, at) for name in lists)
@@ -324,7 +324,7 @@ def _consists_of(lists: tuple[str, ...], words: Words, page: Page, *, may_be_emp
 
 
 def refuses(words: Words, question: QuestionWords, page: Page) -> bool:
-    """Tell whether an utterance refuses in the language of a page, and does not take the refusal back."""
+    """Return whether an utterance refuses in the language of a page, and does not take the refusal back."""
     if not words or words[-1] == "?":
         return False
     if not _has(words, "no_refusals", page) and _negates(words, question, page):
@@ -363,7 +363,7 @@ def _ends_in_consent(words: Words, start: int, page: Page) -> bool:
 
 
 def _negates(words: Words, question: QuestionWords, page: Page) -> bool:
-    """Tell whether the question's own words are denied, and nothing else is said: "don't switch it on"."""
+    """Return whether the question's own words are denied, and nothing else is said: "don't switch it on"."""
     negations = page.lists["negations"] | {
         phrase[0]
         for phrase in page.phrases["refusals"]
@@ -391,7 +391,7 @@ def _nouns(question: QuestionWords) -> frozenset[str]:
 
 
 def _asks_about(words: Words, question: QuestionWords, page: Page) -> bool:
-    """Tell whether an utterance asks about a value or another word of the question."""
+    """Return whether an utterance asks about a value or another word of the question."""
     while words and (words[0],) in page.phrases["hesitations"]:
         words = words[1:]
     if not words or words[0] not in page.lists["questions"]:
@@ -401,7 +401,7 @@ def _asks_about(words: Words, question: QuestionWords, page: Page) -> bool:
 
 
 def is_request(words: Words, question: QuestionWords, page: Page) -> bool:
-    """Tell whether an utterance is plainly another request."""
+    """Return whether an utterance is plainly another request."""
     while words and (words[0],) in page.phrases["hesitations"]:
         words = words[1:]
     is_other = bool(words) and words[0] in page.lists["questions"]

@@ -231,7 +231,7 @@ class Page:
         return next((end - at for end in ends if words[at:end] in phrases), 0)
 
     def form_of(self, word: str, verb: str) -> Literal["", "plain", "clinging"]:
-        """Tell whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.
+        """Return whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.
 
         Two forms differ in no more than an ending of the language.
         """

@@ -208,7 +208,7 @@ def _filled(template: str, spoken: Sequence[Leaf], page: Page) -> _CallName | No
 
 
 def _plain(text: str, page: Page) -> str:
-    """Give a name that can be said as it is and cannot pass for our own sentences; else nothing."""
+    """Return a name that can be said as it is and cannot pass for our own sentences; else nothing."""
     spoken = say(text, page, None) if text.strip() else None
     is_fit = spoken is not None and is_latin(text) and len(text) <= 60
     return spoken if spoken and is_fit and page.framing.isdisjoint(page.words(text)) else ""
@@ -241,7 +241,7 @@ def _own_verbs(spec: ToolSpec, page: Page) -> frozenset[str]:
 
 
 def _nouns(spec: ToolSpec, name: _CallName, verbs: frozenset[str], page: Page) -> tuple[Words, ...]:
-    """Give the nouns of each name of the call. A name that forbids ("do not call") has none."""
+    """Return the nouns of each name of the call. A name that forbids ("do not call") has none."""
     last = spec.name.rpartition(".")[2]
     texts = [name.own, *([] if name.arguments else [spec.title or "", *map(_spaced, (spec.name, last))])]
     names = [page.words(text) for text in texts]
@@ -259,7 +259,7 @@ def _nouns(spec: ToolSpec, name: _CallName, verbs: frozenset[str], page: Page) -
 
 
 def _turns(name: _CallName, spoken: Sequence[Leaf], page: Page) -> frozenset[str]:
-    """Give the words that may turn a verb, such as "off": those of the name and of values, not of labels."""
+    """Return the words of the name and of values, not of labels, that may turn a verb, such as "off"."""
     return frozenset(page.words(name.action)) | {word for leaf in spoken for word in leaf.words}
 
 
@@ -321,7 +321,7 @@ def _with(action: str, details: Sequence[str], page: Page) -> str:
 
 
 def _values(spoken: Sequence[Leaf], action: Words, page: Page) -> list[SpokenValue]:
-    """Give the values that may be restated, each with the link that stands before it in the question."""
+    """Return the values that may be restated, each with the link that stands before it in the question."""
     found = []
     for leaf in spoken:
         words = leaf.words

@@ -68,7 +68,7 @@ class Leaf:
 
 
 def leaves(arguments: Mapping[str, Any], schema: Mapping[str, Any], page: Page) -> Iterator[Leaf]:
-    """Give all values in the schema's order, without the empty ones that are not required."""
+    """Return all values in the schema's order, without the empty ones that are not required."""
     yield from _leaves(Leaf(None, (), (arguments,)), arguments, schema, page, required=True)
 
 
@@ -108,7 +108,7 @@ def name_words(name: str) -> Words:
 
 
 def sayable(name: str) -> bool:
-    """Tell whether the words of a name are all of it."""
+    """Return whether the words of a name are all of it."""
     return (
         bool(re.fullmatch(r"[^\W_]+(?:[_.\s-][^\W_]+)*", name))
         and len(name) <= MAX_NAME_CHARS
@@ -117,7 +117,7 @@ def sayable(name: str) -> bool:
 
 
 def is_latin(text: str) -> bool:
-    """Tell whether all letters of a text are Latin: a voice of these languages reads no others."""
+    """Return whether all letters of a text are Latin: a voice of these languages reads no others."""
     return all(
         not c.isalpha() or unicodedata.name(c, "").startswith(("LATIN ", "FEMININE ", "MASCULINE "))
         for c in text

@@ -59,7 +59,7 @@ class McpCall:
     is_sent: bool | None = None
 
     def note_sent(self) -> None:
-        """Note that the first byte is sent."""
+        """Record that the first byte is sent."""
         self.is_sent = True
 
 

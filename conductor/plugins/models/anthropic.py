@@ -122,7 +122,7 @@ class AnthropicProvider(HttpProvider):
 
 
 def is_official(base_url: str | None) -> bool:
-    """Tell whether it is Anthropic's own service."""
+    """Return whether it is Anthropic's own service."""
     host = "" if base_url is None else urlsplit(base_url).hostname or ""
     return base_url is None or host == "anthropic.com" or host.endswith(".anthropic.com")
 

@@ -113,7 +113,7 @@ async def _caught(send: Send, *arguments: Any) -> httpx2.Response:
         raise _no_credentials() from error
     except (httpx2.TransportError, ModelError):
         raise
-    # AWS's and Google's libraries have errors of their own.
+    # AWS's and Google's libraries have their own errors.
     except Exception as error:
         log.warning("model credentials failed", error=type(error).__name__)
         raise _no_credentials() from None

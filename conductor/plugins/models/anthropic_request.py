@@ -117,7 +117,7 @@ def warming_of(request: ModelRequest, names: ToolNameMap, claude: Claude) -> Jso
 
 
 def prefix_of(request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool = True) -> str:
-    """Give the `digest` to which the service binds the thinking of the reply; arguments as in `body_of`."""
+    """Return the `digest` to which the service binds the thinking of the reply; arguments as in `body_of`."""
     head, messages, _ = _render(request, names, claude, reasoning=reasoning)
     return digest({**head, "messages": messages})
 
@@ -163,7 +163,7 @@ def _marked(message: _Message) -> _Message:
 def _render(
     request: ModelRequest, names: ToolNameMap, claude: Claude, *, reasoning: bool
 ) -> tuple[Json, list[_Message], bool]:
-    """Give a request's head, its messages, and whether they hold reasoning."""
+    """Return a request's head, its messages, and whether they hold reasoning."""
     head: Json = {"model": claude.model}
     tools = tuple(request.tools)
     if rendered := _tools(tools, names):
@@ -207,7 +207,7 @@ class _History:
         self._ids: dict[str, str] = {}
 
     def messages(self) -> list[_Message]:
-        """Give the messages so far."""
+        """Return the messages so far."""
         if self._results or self._texts or not self._messages:
             last = _Message("user", [*self._results, *self._texts] or [_TextBlock(BEGINNING)])
             return [*self._messages, last]

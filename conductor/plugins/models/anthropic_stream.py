@@ -77,7 +77,7 @@ class ReplyDecoder(EventDecoder):
         self._stop: str | None = None
 
     def end(self) -> list[ModelEvent]:
-        """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
+        """Return the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
         if self._stop is None:
             raise cut_off()
         return self._events([self._finish(self._stop)])
@@ -192,7 +192,7 @@ class WarmingDecoder:
         return []
 
     def end(self) -> list[ModelEvent]:
-        """Give the usage. Raises `ModelError`."""
+        """Return the usage. Raises `ModelError`."""
         try:
             usage = msgspec.json.decode(self._data, type=_Message).usage
         except (msgspec.DecodeError, UnicodeDecodeError):

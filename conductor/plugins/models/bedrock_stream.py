@@ -1,6 +1,6 @@
 """Amazon Bedrock's Converse: render a request and decode its stream; pure.
 
-The request is made from that of the Messages API, whose rules are stricter.
+The request is made from the request of the Messages API, whose rules are stricter.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class ConverseDecoder(EventDecoder):
         self._stop: str | None = None
 
     def end(self) -> list[ModelEvent]:
-        """Give the last events if only the figures are missing. Raises `ModelError` for a cut reply."""
+        """Return the last events if only the figures are missing. Raises `ModelError` for a cut reply."""
         return super().end() if self._stop is None else self._events([self._finish(_Usage())])
 
     def _read(self, chunk: bytes, items: list[Item]) -> None:

@@ -24,14 +24,14 @@ _raw_decode = json.JSONDecoder().raw_decode
 
 
 def arguments_text(value: Any) -> str:
-    """Give arguments as JSON text; some services send JSON itself."""
+    """Return arguments as JSON text; some services send JSON itself."""
     if isinstance(value, str):
         return value
     return "" if value is None else msgspec.json.encode(value).decode()
 
 
 def one_object(arguments: str) -> str:
-    """Give the object that a service wrote twice, behind an empty one, or as JSON in a string.
+    """Return the object that a service wrote twice, behind an empty one, or as JSON in a string.
 
     Half characters in it are replaced. Other arguments stay as they are.
     """
@@ -76,7 +76,7 @@ def distinct(calls: Iterable[ToolCall]) -> list[ToolCall]:
 
 
 def has_arguments(text: str) -> bool:
-    """Tell whether it is a whole object that is not empty."""
+    """Return whether it is a whole object that is not empty."""
     return _rank(text) == 2
 
 

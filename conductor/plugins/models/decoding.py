@@ -119,7 +119,7 @@ class SSEParser:
         self._ends_in_cr = False
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Give the data of the next events, without empty ones. Raises `ModelError` for one too large."""
+        """Return the data of the next events, without empty ones. Raises `ModelError` for one too large."""
         if b"\r" in chunk or self._ends_in_cr:  # in JSON it is escaped
             chunk = self._with_line_feeds(chunk)
         self._pieces.append(chunk)

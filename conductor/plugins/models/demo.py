@@ -337,7 +337,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> DemoProvider:
 
 
 def output_for(request: ModelRequest) -> DemoOutput:
-    """Give the output of a request; the same request gives the same output."""
+    """Return the output of a request; the same request gives the same output."""
     notes = itertools.takewhile(lambda message: isinstance(message, Note), reversed(request.messages))
     outputs = [
         DemoOutput(_ended(_REMINDER.sub(r"You asked me to remind you: \1", note.text)))

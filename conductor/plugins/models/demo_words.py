@@ -121,7 +121,7 @@ def _parameters(
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Give a parameter's type, the first one but null; a text without any."""
+    """Return a parameter's type, the first one but null; a text without any."""
     for part in (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ())):
         kinds = part.get("type") if isinstance(part, Mapping) else None
         for kind in [kinds] if isinstance(kinds, str) else kinds or ():

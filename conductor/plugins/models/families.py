@@ -23,7 +23,7 @@ PRICES: dict[str, dict[str, float]] = {
 """Dollars for a million tokens at the services' own addresses.
 
 Prices of short prompts: up to 100,000 tokens with Claude Haiku, 272,000 with OpenAI (a history takes at most
-60,000). Cache writes are those of the shortest lifetime.
+60,000). Cache writes are priced for the shortest lifetime.
 """
 
 CLAUDE_EFFORTS: tuple[Effort, ...] = ("low", "medium", "high", "xhigh", "max")
@@ -80,12 +80,12 @@ class Claude:
 
 
 def family_of(model: str) -> Family:
-    """Give the family of a model; an empty one for an unknown model."""
+    """Return the family of a model; an empty one for an unknown model."""
     return next((family for pattern, family in _FAMILIES if pattern.match(model)), Family())
 
 
 def prices_of(profile: ModelProfile) -> Prices | None:
-    """Give the prices of a profile's model at its service's own address; None if they are not known."""
+    """Return the prices of a profile's model at its service's own address; None if they are not known."""
     is_own = profile.provider in ("anthropic", "openai") and profile.platform == "anthropic"
     if not is_own or profile.base_url is not None or profile.model not in PRICES:
         return None

@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class ReplyStream:
-    """An open response stream. ``events`` are those of the last bytes.
+    """An open response stream. ``events`` come from the last bytes.
 
     ``silence_s`` bounds the time between bytes, keep-alives aside; ``silent_at`` is the end of the first such
     time, by the loop's clock.

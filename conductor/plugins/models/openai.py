@@ -108,7 +108,7 @@ def window_of(listed: Any, model: str) -> int | None:
 
 
 def is_official(base_url: str | None) -> bool:
-    """Tell whether it is OpenAI's own service, in any region."""
+    """Return whether it is OpenAI's own service, in any region."""
     host = urlsplit(base_url or DEFAULT_BASE_URL).hostname or ""
     return host == "api.openai.com" or host.endswith(".api.openai.com")
 

@@ -69,7 +69,7 @@ class _OpenCall:
         self.is_repeated = False
 
     def goes_on(self, call_id: str, name: str, arguments: str) -> bool:
-        """Tell whether a delta with the call's index belongs to it."""
+        """Return whether a delta with the call's index belongs to it."""
         if not (self.name and name):
             return True
         if name != self.name or (call_id and self.id and call_id != self.id):
@@ -77,7 +77,7 @@ class _OpenCall:
         return not arguments.strip() or not is_json(self.arguments)
 
     def is_begun_again(self, call_id: str, name: str, arguments: str, *, same_index: bool) -> bool:
-        """Tell whether a delta with a name repeats this call, as some services do at the stream's end."""
+        """Return whether a delta with a name repeats this call, as some services do at the stream's end."""
         if not name or name != self.name:
             return False
         if call_id and self.id:
@@ -158,7 +158,7 @@ class ChatDecoder(EventDecoder):
         self._has_text = False
 
     def end(self) -> list[ModelEvent]:
-        """Give the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
+        """Return the last events if only the end mark is missing. Raises `ModelError` for a cut reply."""
         return self._events([self._finish()])
 
     def _read(self, chunk: bytes, items: list[Item]) -> None:
@@ -205,7 +205,7 @@ class ChatDecoder(EventDecoder):
             call.parts.append(arguments)
 
     def _begin(self, current: _OpenCall | None, call_id: str, name: str, arguments: str) -> _OpenCall:
-        """Give the call that a delta begins, begins again, or continues under another index."""
+        """Return the call that a delta begins, begins again, or continues under another index."""
         for call in self._calls:
             if call.is_begun_again(call_id, name, arguments, same_index=call is current):
                 call.is_repeated = has_arguments(call.arguments)  # whole arguments stay
@@ -252,7 +252,7 @@ class ChatDecoder(EventDecoder):
 
 
 def usage(figures: Any, read: str = "prompt_tokens", output: str = "completion_tokens") -> Usage:
-    """Give the figures of a service by their names; those read include the cache's."""
+    """Return the figures of a service by their names; those read include the cache's."""
     if not isinstance(figures, dict):
         return Usage()
     details = figures.get(f"{read}_details")

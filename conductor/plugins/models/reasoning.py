@@ -48,7 +48,7 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def add_slot(blocks: list[ReplyBlock], own_id: str) -> None:
-    """Note the place of a call; one that the service repeats keeps its first place."""
+    """Record the place of a call; one that the service repeats keeps its first place."""
     slot = CallSlot(own_id)
     if not own_id or slot not in blocks:
         blocks.append(slot)
@@ -62,7 +62,7 @@ def opaque_of(blocks: Sequence[ReplyBlock], prefix: Callable[[], str]) -> str | 
 
 
 def received_of(message: AssistantMessage, provider: str) -> Received | None:
-    """Give a reply with its reasoning; None for another provider's, or one that was changed."""
+    """Return a reply with its reasoning; None for another provider's, or one that was changed."""
     if message.opaque is None or message.provider != provider:
         return None
     try:

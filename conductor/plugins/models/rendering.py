@@ -42,7 +42,7 @@ def call_id(value: str) -> str:
 
 
 def arguments_of(call: ToolCall) -> bytes:
-    """Give a call's arguments as JSON; ``{}`` if they are no object, as in a reply that was cut off."""
+    """Return a call's arguments as JSON; ``{}`` if they are no object, as in a reply that was cut off."""
     try:
         data = call.arguments.encode()
         _decode_object(data)
@@ -56,7 +56,7 @@ _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 
 
 def user_text(item: Message) -> str:
-    """Give the text of a message that is not the assistant's."""
+    """Return the text of a message that is not the assistant's."""
     if isinstance(item, UserMessage):
         return item.text if item.text.strip() else _NO_WORDS
     if isinstance(item, ToolResult):
@@ -94,7 +94,7 @@ _MARK = re.compile(
 
 
 def object_schema(schema: Mapping[str, Any]) -> Json:
-    """Give a schema that services accept; arguments are validated against the tool's own.
+    """Return a schema that services accept; arguments are validated against the tool's own.
 
     Type "object", no oneOf, anyOf or allOf at the top, no list of types, and no schema that is ``true``.
     """
@@ -152,7 +152,7 @@ def _subschema(schema: Any) -> Any:
 
 
 def _branch(schema: Json, kind: str) -> Json | None:
-    """Give the part of a schema for values of one type; None if its options have none."""
+    """Return the part of a schema for values of one type; None if its options have none."""
     branch: Json = {**schema, "type": kind}
     for keyword in schema:
         wanted = _OF_TYPE.get(keyword)

@@ -45,7 +45,7 @@ _BY_STATUS: Mapping[int, ModelFailure] = {
     424: "overloaded",  # Bedrock: the model failed
     429: "rate_limited",
 }
-# Parts of messages, for errors without a type of their own.
+# Parts of messages, for errors without their own type.
 _TOO_LONG = (
     "prompt is too long",
     "input is too long",

@@ -84,7 +84,7 @@ class ThoughtHabits:
         self._by_session: dict[str | None, ThoughtHabit] = {}
 
     def of(self, session: str | None) -> ThoughtHabit:
-        """Give the habit of the next reply of a session."""
+        """Return the habit of the next reply of a session."""
         for habit in self._by_session.values():
             if habit.times > 1:
                 return habit
@@ -113,7 +113,7 @@ class ThoughtFilter:
         self.has_thoughts = False
 
     def feed(self, text: str) -> str:
-        """Give the words of the next piece.
+        """Return the words of the next piece.
 
         Raises `ModelError` (``connection``, to retry) if the words given so far were a thought.
         """
@@ -126,7 +126,7 @@ class ThoughtFilter:
         return self._give()
 
     def finish(self, *, is_cut: bool = False) -> str:
-        """Give the held-back words at the reply's end; ``is_cut``: its limit may have cut a thought."""
+        """Return the held-back words at the reply's end; ``is_cut``: its limit may have cut a thought."""
         if not self._inside and not self._is_over:
             self._take(_CUT_MARK.sub("", self._pending))
         if self._holds and self._thought and not is_cut:
@@ -188,7 +188,7 @@ class ThoughtFilter:
         return True
 
     def _undecided(self) -> int:
-        """Give the start of the text that may become a mark."""
+        """Return the start of the text that may become a mark."""
         start = max(map(self._pending.rfind, "<[◁"))
         tail = self._pending[start:]
         if start >= 0 and (_BEGUN_MARK.match(tail) or any(tag.startswith(tail) for tag in _TAGS)):
@@ -204,7 +204,7 @@ class ThoughtFilter:
             (self._thought if self._holds else self._words).append(text)
 
     def _open(self) -> None:
-        """Give the held-back text as words: thoughts have a beginning in this reply."""
+        """Return the held-back text as words: thoughts have a beginning in this reply."""
         self._holds = False
         self._words += self._thought
         self._thought.clear()

@@ -18,7 +18,7 @@ _HASH_DIGITS = 8
 
 
 def is_accepted(name: str) -> bool:
-    """Tell whether every service accepts the name."""
+    """Return whether every service accepts the name."""
     return _ACCEPTED.match(name) is not None
 
 
@@ -30,7 +30,7 @@ def with_hash(name: str, salt: str = "") -> str:
 
 
 class ToolNameMap:
-    """The names of one request, with those of the history's calls: ``agent.spawn`` is ``agent_spawn``.
+    """The names of one request, with the names of the history's calls: ``agent.spawn`` is ``agent_spawn``.
 
     An accepted name is unchanged. In other names, refused characters become underscores, and a hash is added
     to a name that is too long or taken. The order of the names does not matter.
@@ -55,11 +55,11 @@ class ToolNameMap:
         return [name for name in self._to_service if name not in names]
 
     def to_service(self, name: str) -> str:
-        """Give the service's name of a tool. Raises KeyError for a name that is not in the map."""
+        """Return the service's name of a tool. Raises KeyError for a name that is not in the map."""
         return self._to_service[name]
 
     def to_tool(self, name: str) -> str:
-        """Give the tool's own name; an unknown name is unchanged.
+        """Return the tool's own name; an unknown name is unchanged.
 
         Some services leave marks of their template: ``functions.``, ``:0``, ``<|channel|>json``.
         """

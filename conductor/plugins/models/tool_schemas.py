@@ -27,7 +27,7 @@ class RefusedTools:
         self._until: dict[bytes, float] = {}
 
     def add(self, request: ModelRequest, problem: ServiceProblem) -> bool:
-        """Note the tool that the service means; False if that is unknown."""
+        """Record the tool that the service means; False if that is unknown."""
         names = names_of(request)
         index = refused_tool(problem, [names.to_service(tool.name) for tool in request.tools])
         if index is None:

@@ -70,11 +70,11 @@ class _Primary:
             self._client = Redis(host=host, port=port, ssl=address.tls, **options)
 
     async def client(self, _key: str) -> Redis:
-        """Give the client of the server that has a key."""
+        """Return the client of the server that has a key."""
         return self._client
 
     async def clients(self) -> list[Redis]:
-        """Give the clients of all servers that have keys."""
+        """Return the clients of all servers that have keys."""
         return [self._client]
 
     async def look(self, _key: str) -> None:
@@ -105,11 +105,11 @@ class _Cluster:
         self._looked_at = 0.0
 
     async def client(self, key: str) -> Redis:
-        """Give the client of the primary that has a key."""
+        """Return the client of the primary that has a key."""
         return self._client(self._map.get_node_from_key(key))
 
     async def clients(self) -> list[Redis]:
-        """Give the clients of all primaries."""
+        """Return the clients of all primaries."""
         await self._map.nodes_manager.initialize()
         return [self._client(node) for node in self._map.get_primaries()]
 

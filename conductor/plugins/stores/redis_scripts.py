@@ -102,7 +102,7 @@ def index_name(prefix: str, subject: str) -> str:
 
 
 def session_pattern(prefix: str, subject: str | None = None, session_id: str | None = None) -> str:
-    """Make the SCAN pattern of all sessions, those of a subject, or those with an id."""
+    """Make the SCAN pattern of all sessions, of a subject's, or of sessions with an id."""
     subject_glob, session_glob = ("*" if part is None else _escaped(part) for part in (subject, session_id))
     return f"{prefix}:{{{subject_glob}/{session_glob}}}"
 

@@ -157,7 +157,7 @@ class SqliteStore:
         return await self._delete("subject=?", (subject,))
 
     async def warnings(self) -> list[str]:
-        """Give an empty list: the disk keeps all commits."""
+        """Return an empty list: the disk keeps all commits."""
         return []
 
     async def _delete(self, where: str, values: Sequence[object]) -> int:

@@ -62,7 +62,7 @@ def restore(file: Path, store: Path, *, replace: bool) -> int:
     _check(file)
     store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _unused(store), _copy(file, store, replace=replace) as copy:
-        # Else those of an old backup would have expired.
+        # Else the sessions of an old backup would have expired.
         copy.execute(
             "UPDATE session SET updated=updated+?-(SELECT max(updated) FROM session)", (time.time(),)
         )

@@ -226,7 +226,7 @@ class Writer:
         return True
 
     def _is_whole(self, connection: sqlite3.Connection) -> bool:
-        """Tell whether a log that has shrunk was emptied by another process, and not cut."""
+        """Return whether a log that has shrunk was emptied by another process, and not cut."""
         now = _Files.of(self._path)
         if not now.are_those(self._files):
             return False
@@ -283,11 +283,11 @@ class _Files:
         return cls(inode if size else 0, *log, _head(path))
 
     def are_those(self, others: _Files) -> bool:
-        """Tell whether they are the same files, whatever their content."""
+        """Return whether they are the same files, whatever their content."""
         return (self.inode, self.log_inode) == (others.inode, others.log_inode)
 
     def are_kept(self, path: Path) -> bool:
-        """Tell whether the path has the same files, and its log has not shrunk."""
+        """Return whether the path has the same files, and its log has not shrunk."""
         now = _Files.of(path)
         return now.are_those(self) and now.log_size >= self.log_size
 

@@ -44,7 +44,7 @@ class CurrentTime:
     async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
         """Answer with ``time`` (ISO 8601 with offset, to the second), ``weekday`` and ``time_zone``.
 
-        The zone is ``timezone``, else that of the session, else UTC.
+        The zone is ``timezone``, else the session's, else UTC.
         """
         name = arguments.get("timezone")
         zone = find_zone(name or context.time_zone or "")

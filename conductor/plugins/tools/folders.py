@@ -66,7 +66,7 @@ def _own_files(settings: Settings) -> Iterator[tuple[str, Path]]:
     for name, path in settings.paths:
         if name not in _FOR_TOOLS:
             yield (name if "." in name else name.upper()), path
-    # A plugin has variables of its own, such as JWT_KEYS.
+    # A plugin has its own variables, such as JWT_KEYS.
     for name, value in environment_values().items():
         if name.lower() not in _FOR_TOOLS and os.path.isfile(os.path.expanduser(value)):
             yield name, Path(value)

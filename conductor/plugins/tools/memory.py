@@ -127,7 +127,7 @@ class MemoryToolset(BuiltinToolset):
         return [tool.spec for tool in self._all]
 
     def memories(self, person: SessionFields, words: str) -> str:
-        """Give the entries that fit the words best, and the newest ones, marked as data."""
+        """Return the entries that fit the words best, and the newest ones, marked as data."""
         entries = _read(person.get(FIELD)) if self.specs() else []
         if not entries:
             return ""

@@ -1,6 +1,6 @@
 """The tools ``notes_create`` and ``notes_search``: notes as markdown files in one folder (NOTES_DIR).
 
-A person whom an identity provider, a proxy or the app's backend names has a folder of their own in it.
+A person whom an identity provider, a proxy or the app's backend names has a folder in it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ _SAMPLE_BYTES = 16 * 1024
 
 
 def folded(text: str, *, case: bool = False) -> str:
-    """Give the spelling by which texts are compared, without accents unless ``case`` matters."""
+    """Return the spelling by which texts are compared, without accents unless ``case`` matters."""
     if text.isascii():
         return text if case else text.lower()
     text = unicodedata.normalize("NFD", text if case else text.casefold())

@@ -206,6 +206,6 @@ def _asked(text: str, now: datetime, zone: ZoneInfo) -> datetime:
 
 
 def _first(walls: Sequence[datetime], now: datetime, zone: tzinfo) -> datetime:
-    """Give the first of these local times after ``now``; one may come twice when clocks are set back."""
+    """Return the first of these local times after ``now``; one may come twice when clocks are set back."""
     times = [wall.replace(tzinfo=zone, fold=fold) for wall in walls for fold in (0, 1)]
     return next((moment for moment in times if moment.timestamp() > now.timestamp()), times[0])

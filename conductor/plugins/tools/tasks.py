@@ -150,7 +150,7 @@ async def _change(context: CallContext, change: Callable[[dict[str, Task]], Task
 
 
 def _read(text: str | None) -> tuple[dict[str, Task], tuple[str, ...]]:
-    # A field that cannot be read counts as empty, and is reported in a note.
+    # A field that cannot be read is empty, and is reported in a note.
     try:
         tasks = msgspec.json.decode(text, type=tuple[Task, ...]) if text else ()
     except (msgspec.DecodeError, UnicodeEncodeError):

@@ -55,7 +55,7 @@ class Walk:
         return ""
 
     def cut(self, note: str) -> None:
-        """Note that something is left out, and why."""
+        """Record that something is left out, and why."""
         self.complete = False
         self._notes[note] = None
 

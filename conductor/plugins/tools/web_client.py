@@ -49,7 +49,7 @@ class WebError(Exception):
 
     @property
     def fate(self) -> Fate:
-        """Tell whether the request was carried out."""
+        """Return whether the request was carried out."""
         if self.status is not None:
             return fate_of_status(self.status)
         return "unknown" if self.was_sent else "not_run"

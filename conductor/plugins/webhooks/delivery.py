@@ -40,7 +40,7 @@ MAX_DEAD = 1_000
 
 
 class DeadEvent(msgspec.Struct, frozen=True):
-    """An event that was given up; ``at`` is epoch milliseconds, ``reason`` that of the last try."""
+    """An event that was given up; ``at`` is epoch milliseconds, ``reason`` the last try's."""
 
     id: str
     type: str

@@ -41,7 +41,7 @@ class Pickup:
     """Delivers the events of sessions that no process serves; reading makes no claims.
 
     The first list has all sessions, later ones those that were written since. Each of them is looked at until
-    none of its events waits and its end is told; that of a living process, once the process is gone.
+    none of its events waits and its end is reported; a session of a living process, once the process is gone.
     """
 
     def __init__(self, listener: Listener, deliverer: Deliverer) -> None:
@@ -90,7 +90,7 @@ class Pickup:
         self._listed_at, self._list_at = now, asyncio.get_running_loop().time() + LIST_S
 
     async def _is_settled(self, key: SessionKey) -> bool:
-        """Tell whether nothing of a session is left to tell; tell it if no process does."""
+        """Return whether nothing of a session is left to tell; tell it if no process does."""
         if key.session_id == RECORD_ID:
             records = SubjectRecords(self._store)  # not kept: there may be many
             await records.load(key.subject)
@@ -116,7 +116,7 @@ class Pickup:
         return False
 
     def _is_gone(self, process: str) -> bool:
-        """Tell whether a process has left its sessions: another one, or this one if the registry has none."""
+        """Return whether a process has left its sessions: another one, or this one without the session."""
         return process == PROCESS or self._processes.is_gone(process)
 
     # -- reminders of people who are not connected
@@ -174,7 +174,7 @@ async def _repeat(look: Callable[[], Awaitable[None]], seconds: float) -> None:
 
 
 def _due(reminder: Reminder) -> int:
-    """Give when a reminder is due for a person who is away: no session has taken it by then."""
+    """Return when a reminder is due for a person who is away: no session has taken it by then."""
     if reminder.announced_ms >= reminder.due_ms:
         return _NEVER
     return reminder.taken_ms + TAKEN_MS if reminder.is_taken(wall_ms()) else reminder.due_ms

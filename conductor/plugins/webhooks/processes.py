@@ -17,7 +17,7 @@ class Processes:
     """The processes of a store: each counts up at every look, and one whose count stands still is gone.
 
     Looks are counted, not seconds: processes that were suspended together are not gone for one another.
-    ``counts`` are those of the last look.
+    ``counts`` come from the last look.
     """
 
     def __init__(self, store: SessionLog, process: str) -> None:
@@ -44,7 +44,7 @@ class Processes:
         self._seen = {name: seen for name, seen in self._seen.items() if name in self.counts or not seen[0]}
 
     def is_gone(self, process: str) -> bool:
-        """Tell whether a process has stood still, or was not there, for several looks."""
+        """Return whether a process has stood still, or was not there, for several looks."""
         return process != self._own and self._stands(process, self.counts.get(process, 0)) >= GONE
 
     def _stands(self, process: str, count: int) -> int:

@@ -166,7 +166,7 @@ class _Reply:
         self.finished = finished or self.finished
 
     def problem(self, *, may_call: bool) -> ServiceProblem | None:
-        """Give the reason for a second reply; None if the reply is valid."""
+        """Return the reason for a second reply; None if the reply is valid."""
         return self.scanner.problem if may_call or not self.has_words else None
 
 

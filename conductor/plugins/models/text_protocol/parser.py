@@ -56,7 +56,7 @@ class WrittenCalls:
 
 
 def resolve(name: str, tools: Tools) -> str:
-    """Give the tool's own name for one like ``lamp_switch``; an unknown name is unchanged."""
+    """Return the tool's own name for one like ``lamp_switch``; an unknown name is unchanged."""
     if name in tools:
         return name
     matches = [tool for tool in tools if _plain(tool) == _plain(name.removeprefix("functions."))]
@@ -141,7 +141,7 @@ def _load(span: str) -> tuple[Any, bool]:
 
 
 def texts_of(span: str, tools: Tools) -> str:
-    """Give the values of an object that is no call, as words; they may be cut off."""
+    """Return the values of an object that is no call, as words; they may be cut off."""
     try:
         value, is_repaired = _load(span)
         meaning = _meaning(value, is_repaired, tools, is_meant=False)

@@ -76,7 +76,7 @@ def _parameters(schema: Mapping[str, Any]) -> str:
 
 
 def _type(schema: Any) -> str:
-    """Give ``string "description"`` for simple types, and the JSON Schema of others."""
+    """Return ``string "description"`` for simple types, and the JSON Schema of others."""
     if not isinstance(schema, Mapping):
         return "any"
     if isinstance(schema.get("enum"), list):

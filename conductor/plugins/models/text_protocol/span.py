@@ -47,7 +47,7 @@ class Brackets:
         self._position, self._depth, self._quote = end, 1, ""
 
     def end(self, text: str) -> int | None:
-        """Give the end; None if it has not arrived."""
+        """Return the end; None if it has not arrived."""
         while not self.is_too_deep:
             match = _MARKS[self._quote or self._outside].search(text, self._position)
             if match is None:
@@ -78,7 +78,7 @@ class AnswerText:
         self.is_closed = False
 
     def words(self, text: str) -> str:
-        """Give the new words."""
+        """Return the new words."""
         words: list[str] = []
         while not self.is_closed:
             match = _TEXT.match(text, self.position)

@@ -17,7 +17,7 @@ _MARK = re.compile(r"```\w*|^[ \t]*(?:Thought:.*|Final Answer:)|</?\w+>", re.MUL
 
 
 def words_of(text: str, tools: Tools, *, with_prose: bool) -> str:
-    """Give the values of objects that are no calls, and the prose around them."""
+    """Return the values of objects that are no calls, and the prose around them."""
     text = text[:MAX_CHARS]
     end = _END.search(text)
     text = text[: end.start()] if end is not None else text

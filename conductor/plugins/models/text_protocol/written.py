@@ -41,7 +41,7 @@ class WrittenCalls:
         self._is_within = False  # the held text begins in the middle of a line
 
     def feed(self, text: str) -> str:
-        """Give the words of the next piece; from a place that may begin a call on, all is held back."""
+        """Return the words of the next piece; from a place that may begin a call on, all is held back."""
         self._pending += text
         if self._is_held and len(self._pending) > MAX_CHARS:  # too long for calls
             self._is_held, self._in_code = False, True
@@ -60,7 +60,7 @@ class WrittenCalls:
         return words
 
     def _call(self, end: int) -> int:
-        """Give the start of a call, or of a text that may become one, in the line; else its end."""
+        """Return the start of a call, or of a text that may become one, in the line; else its end."""
         if self._at_line:
             self._is_held = _OBJECT.match(self._pending) is not None
             if self._is_held or _BEGUN_OBJECT.match(self._pending):
