@@ -20,8 +20,7 @@ from conductor.commands.output import write
 from conductor.errors import SettingsError
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import McpConnection, check_installed, tokens_path
-from conductor.server.access import MCP_PATH
-from conductor.server.listener import MCP_SUBPROTOCOL
+from conductor.server.access import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.settings import load_settings, program_token
 
 # Seconds for a person to log in.

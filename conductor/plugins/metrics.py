@@ -17,6 +17,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
 from conductor.errors import SettingsError
+from conductor.server.access import MCP_PATH
 from conductor.server.auth import token_digest
 from conductor.server.listener import Listener, text_response
 from conductor.server.refusals import WRONG_TOKENS_PER_MINUTE
@@ -88,7 +89,7 @@ class MetricsEndpoint:
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
             ("sessions", "Loaded sessions.", len(self._listener.registry)),
             ("connections", "Open WebSocket connections.", self._listener.connections),
-            ("mcp_connections", "Open WebSockets of MCP clients.", self._listener.mcp_connections),
+            ("mcp_connections", "Open WebSockets of MCP clients.", self._listener.connections_at(MCP_PATH)),
             ("policy_rules", "The operator's rules in force.", len(services.policies.rules)),
             ("policy_problem", "1 if the rules file is not valid and the earlier rules hold.", is_invalid),
         ):

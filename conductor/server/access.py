@@ -19,6 +19,7 @@ from conductor.settings import Limits
 
 # The path of programs that speak MCP.
 MCP_PATH = "/mcp"
+MCP_SUBPROTOCOL = "mcp"
 _ROLES = {
     "app": f"This token is a program's: it opens {MCP_PATH} only.",
     "program": "This token is an app's. `conductor mcp token` prints the token of its programs.",

@@ -20,7 +20,7 @@ from websockets.typing import Subprotocol
 
 from conductor.events.envelope import PATH, SUBPROTOCOL
 from conductor.origins import Network
-from conductor.server.access import MCP_PATH, Access, Client, Refusal
+from conductor.server.access import Access, Client, Refusal
 from conductor.server.address import RESERVED_DESCRIPTORS, descriptor_limit, not_bound
 from conductor.server.auth import Authenticator
 from conductor.server.connection import REVOKED, Connection
@@ -38,13 +38,12 @@ PONG_TIMEOUT_S = 20.0
 DRAIN_S = 25.0
 # Seconds for the close of a connection whose token was removed; then it is cut.
 REVOKE_S = 0.5
-MCP_SUBPROTOCOL = "mcp"
-_SUBPROTOCOLS = (Subprotocol(SUBPROTOCOL), Subprotocol(MCP_SUBPROTOCOL))
-
 
 Route: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Answers a request; the text is the socket's remote address."""
 MakeProtocol: TypeAlias = Callable[[], asyncio.Protocol]
+ServeSocket: TypeAlias = Callable[[Socket, str], Awaitable[None]]
+"""Serves a program's WebSocket until it closes; the text is the path with its query."""
 Prepare: TypeAlias = Callable[[Settings], Callable[[], None]]
 
 
@@ -52,9 +51,9 @@ class Listener:
     """Serves ``/ws``, ``/healthz``, ``/readyz``, and the routes of endpoints.
 
     ``routes`` answer a request by its path; None is no route. ``http`` are HTTP servers by the first segment
-    of the path, ``/v1`` and ``/mcp``, which ``wrap`` chooses from. While ``serve_mcp`` is set, it serves
-    WebSockets at ``/mcp``. ``worker`` is the number of this process if there are several. ``ready`` is set
-    while it is warm and not about to stop.
+    of the path, ``/v1`` and ``/mcp``, which ``wrap`` chooses from. ``sockets`` serve the WebSockets of
+    programs by their path. A client chooses one of the ``subprotocols``. ``worker`` is the number of this
+    process if there are several. ``ready`` is set while it is warm and not about to stop.
     """
 
     def __init__(
@@ -78,8 +77,9 @@ class Listener:
         descriptors = descriptor_limit() - RESERVED_DESCRIPTORS // 2
         self.handshakes = Handshakes(services.limits.max_handshakes, descriptors, self.access.refusals)
         self._connections: set[Connection] = set()
-        self.serve_mcp: Callable[[Socket, str], Awaitable[None]] | None = None
-        self._mcp_sockets: set[Socket] = set()
+        self.sockets: dict[str, ServeSocket] = {}
+        self.subprotocols = [Subprotocol(SUBPROTOCOL)]
+        self._program_sockets: dict[Socket, str] = {}
         self._programs: dict[Callable[[], None], Client] = {}
         self.http: dict[bytes, MakeProtocol] = {}
         self.wrap: Callable[[MakeProtocol, ServerProtocol], asyncio.Protocol] | None = None
@@ -95,9 +95,9 @@ class Listener:
     def connections(self) -> int:
         return len(self._connections)
 
-    @property
-    def mcp_connections(self) -> int:
-        return len(self._mcp_sockets)
+    def connections_at(self, path: str) -> int:
+        """Return the number of programs' WebSockets at a path."""
+        return sum(of == path for of in self._program_sockets.values())
 
     async def start(self, host: str, port: int, *, ready: bool = True) -> None:
         """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound.
@@ -120,7 +120,6 @@ class Listener:
             reuse_port=self.worker is not None,
             process_request=self._admit,
             create_connection=self._make_connection,  # type: ignore[arg-type] # any factory will do
-            subprotocols=_SUBPROTOCOLS,
             compression=None,  # it costs each connection memory and time, and frames are small
             open_timeout=self.services.limits.handshake_timeout,
             ping_interval=self.services.limits.ping_interval,
@@ -135,9 +134,12 @@ class Listener:
     def _make_connection(self, protocol: ServerProtocol, *args: Any, **options: Any) -> asyncio.Protocol:
         limits, handshakes = self.services.limits, self.handshakes
         # Not by the library's argument, which holds the connection in a cycle.
-        protocol.select_subprotocol = _select_subprotocol  # type: ignore[method-assign,assignment]
+        protocol.select_subprotocol = self._select_subprotocol  # type: ignore[method-assign,assignment]
         make_socket = partial(Socket, protocol, *args, limits=limits, handshakes=handshakes, **options)
         return make_socket() if self.wrap is None else self.wrap(make_socket, protocol)
+
+    def _select_subprotocol(self, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+        return next(filter(self.subprotocols.__contains__, offered), None)
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Stop listening, let running turns end, then close connections and sessions."""
@@ -150,8 +152,8 @@ class Listener:
         await self.registry.close()
         for connection in list(self._connections):
             connection.close(CloseCode.SERVICE_RESTART, "service restart")
-        for mcp_socket in list(self._mcp_sockets):
-            mcp_socket.transport.abort()
+        for socket in list(self._program_sockets):
+            socket.transport.abort()
         try:
             async with asyncio.timeout(2 * self.services.limits.close_timeout):
                 await self._server.wait_closed()
@@ -223,8 +225,8 @@ class Listener:
             return
         assert socket.request is not None
         path = socket.request.path
-        if self.serve_mcp is not None and path.partition("?")[0] == MCP_PATH:
-            await self._handle_mcp(self.serve_mcp(socket, path), socket)
+        if (serve_socket := self.sockets.get(path.partition("?")[0])) is not None:
+            await self._handle_program(serve_socket, socket, path)
             return
         # They would take 3 KB of each connection.
         socket.request.headers.clear()
@@ -240,13 +242,13 @@ class Listener:
             self._connections.discard(connection)
             self.access.leave(socket.client)
 
-    async def _handle_mcp(self, serving: Awaitable[None], socket: Socket) -> None:
-        self._mcp_sockets.add(socket)
+    async def _handle_program(self, serve_socket: ServeSocket, socket: Socket, path: str) -> None:
+        self._program_sockets[socket] = path.partition("?")[0]
         try:
             with self.counting(socket.client, socket.transport.abort):
-                await serving
+                await serve_socket(socket, path)
         finally:
-            self._mcp_sockets.discard(socket)
+            del self._program_sockets[socket]
 
     @contextmanager
     def counting(self, client: Client, cut: Callable[[], None]) -> Iterator[None]:
@@ -287,7 +289,7 @@ class Listener:
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
                 return text_response(http.HTTPStatus.OK, f"ready{note}\n")
             return text_response(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
-        if path != PATH and not (path == MCP_PATH and self.serve_mcp is not None):
+        if path != PATH and path not in self.sockets:
             return text_response(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = await self.access.decide(request, peer)
         if isinstance(decision, Refusal):
@@ -295,10 +297,6 @@ class Listener:
         assert isinstance(socket, Socket)
         socket.client = decision
         return None
-
-
-def _select_subprotocol(offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    return next(filter(_SUBPROTOCOLS.__contains__, offered), None)
 
 
 def text_response(status: http.HTTPStatus, text: str, more: Mapping[str, str] | None = None) -> Response:

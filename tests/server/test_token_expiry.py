@@ -89,7 +89,8 @@ async def test_a_program_of_mcp_is_cut_when_its_token_ends(listener: Listener) -
     async def serve(socket: Socket) -> None:
         await socket.wait_closed()
 
-    listener.serve_mcp = lambda socket, path: serve(socket)
+    listener.sockets["/mcp"] = lambda socket, path: serve(socket)
+    listener.subprotocols.append(Subprotocol("mcp"))
     async with asyncio.timeout(WAIT), connect(url, subprotocols=[Subprotocol("mcp")]) as socket:
         with pytest.raises(ConnectionClosed):
             await socket.recv()

@@ -38,11 +38,13 @@ from mcp.types import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from conductor.events.envelope import new_call_id
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.endpoint_http import SESSION_IDLE_S, Caller, HttpServer, Person, caller_of
 from conductor.plugins.mcp.streams import message_streams
+from conductor.server.access import MCP_PATH, MCP_SUBPROTOCOL
 from conductor.server.connection import POLICY_VIOLATION
 from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
@@ -122,7 +124,8 @@ class McpEndpoint:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve WebSockets and, unless processes share the port, HTTP at ``/mcp`` during the block."""
-        self._listener.serve_mcp = self._serve_socket
+        self._listener.sockets[MCP_PATH] = self._serve_socket
+        self._listener.subprotocols.append(Subprotocol(MCP_SUBPROTOCOL))
         server = self._server(_caller_of_request)
         server.middleware.append(self._count_session)
         door = HttpServer(self._listener, self._person, server, self._idle_s)
@@ -131,7 +134,7 @@ class McpEndpoint:
             async with door.serving() if self._listener.worker is None else nullcontext():
                 yield
         finally:
-            self._listener.serve_mcp = None
+            del self._listener.sockets[MCP_PATH]
 
     async def _serve_socket(self, socket: Socket, path: str) -> None:
         """Serve one WebSocket with the subprotocol ``mcp`` until it closes."""
