@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
 from conductor.messages import AssistantMessage, Message, ToolResult
-from conductor.models.base import ModelRequest, ToolDefinition, limit_of, may_call, running_turn
+from conductor.models.base import ModelRequest, ToolDefinition, folded, limit_of, may_call, running_turn
 from conductor.models.profiles import Effort
 from conductor.plugins.models.rendering import (
     BEGINNING,
@@ -136,32 +136,49 @@ class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
 
 
 def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
-    messages: list[Any] = []
     running = running_turn(request.messages)
-    for index, item in enumerate(request.messages):
-        last = messages[-1] if messages else None
-        if isinstance(item, AssistantMessage):
-            text = item.text.rstrip()
-            if not text and not item.calls:
-                continue
-            calls = [_call(call, names) for call in item.calls] or msgspec.UNSET
-            # Chat templates want alternating roles: two replies in a row, such as after a barge-in, are one.
-            if isinstance(last, _Assistant):
-                text = "\n\n".join(part for part in (last.content, text) if part)
-                messages.pop()
-            messages.append(_Assistant(text or None, calls))
-            _give_back(messages[-1], item, source, runs=index >= running)
-        elif isinstance(item, ToolResult):
-            messages.append(_Tool(call_id(item.call_id), user_text(item)))
-        elif isinstance(last, _User):
-            last.content += "\n\n" + user_text(item)
-        else:
-            messages.append(_User(user_text(item)))
+    history = folded(request, (_History, names, source, running), partial(_History, names, source, running))
+    messages = [*history.messages]
     if not messages or isinstance(messages[0], _Assistant):
         messages.insert(0, _User(BEGINNING))
     if request.system.strip():
         messages.insert(0, _System(request.system))
     return messages
+
+
+class _History:
+    """The messages of a history. ``running`` is the index where the running turn's replies begin."""
+
+    def __init__(self, names: ToolNameMap, source: str, running: int) -> None:
+        self.messages: list[Any] = []
+        self._names = names
+        self._source = source
+        self._left = running
+
+    def add(self, item: Message) -> None:
+        """Add a message of the history."""
+        last = self.messages[-1] if self.messages else None
+        if isinstance(item, AssistantMessage):
+            if item.text.strip() or item.calls:
+                self._add_reply(item, last)
+        elif isinstance(item, ToolResult):
+            self.messages.append(_Tool(call_id(item.call_id), user_text(item)))
+        elif isinstance(last, _User):
+            last.content += "\n\n" + user_text(item)
+        else:
+            self.messages.append(_User(user_text(item)))
+        self._left -= 1
+
+    def _add_reply(self, item: AssistantMessage, last: Any) -> None:
+        text = item.text.rstrip()
+        calls = [_call(call, self._names) for call in item.calls] or msgspec.UNSET
+        # Chat templates want alternating roles: two replies in a row, such as after a barge-in, are one.
+        if isinstance(last, _Assistant):
+            text = "\n\n".join(part for part in (last.content, text) if part)
+            self.messages.pop()
+        rendered = _Assistant(text or None, calls)
+        self.messages.append(rendered)
+        _give_back(rendered, item, self._source, runs=self._left <= 0)
 
 
 def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, runs: bool) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, ToolResult
+from conductor.messages import AssistantMessage, Message, ToolResult
 from conductor.models.base import (
     Finished,
     ModelRequest,
     StopReason,
     ToolDefinition,
+    folded,
     is_json,
     limit_of,
     may_call,
@@ -114,21 +115,34 @@ class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
 
 def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     running = running_turn(request.messages)
-    items: list[Any] = []
-    ids: dict[str, str] = {}
-    for index, message in enumerate(request.messages):
+    history = folded(request, (_History, names, source, running), partial(_History, names, source, running))
+    return [*history.items] or [_User(BEGINNING)]
+
+
+class _History:
+    """The items of a history. ``running`` is the index where the running turn's replies begin."""
+
+    def __init__(self, names: ToolNameMap, source: str, running: int) -> None:
+        self.items: list[Any] = []
+        self._names = names
+        self._source = source
+        self._left = running
+        self._ids: dict[str, str] = {}
+
+    def add(self, message: Message) -> None:
+        """Add a message of the history."""
         if isinstance(message, AssistantMessage):
-            if not items:
-                items.append(_User(BEGINNING))
-            received = received_of(message, PROVIDER) if index >= running else None
-            if received is not None and received.prefix != source:
+            if not self.items:
+                self.items.append(_User(BEGINNING))
+            received = received_of(message, PROVIDER) if self._left <= 0 else None
+            if received is not None and received.prefix != self._source:
                 received = None
-            items += render(message, received, names, ids, text=_message, call=_call)
+            self.items += render(message, received, self._names, self._ids, text=_message, call=_call)
         elif isinstance(message, ToolResult):
-            items.append(_Output(ids[message.call_id], user_text(message)))
+            self.items.append(_Output(self._ids[message.call_id], user_text(message)))
         else:
-            items.append(_User(user_text(message)))
-    return items or [_User(BEGINNING)]
+            self.items.append(_User(user_text(message)))
+        self._left -= 1
 
 
 def _message(text: str) -> _Message:

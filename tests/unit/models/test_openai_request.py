@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
-from conductor.models.base import ModelRequest, ToolDefinition
+from conductor.models.base import Kept, ModelRequest, ToolDefinition
 from conductor.plugins.models.openai_request import ChatOpaque, chat_body, completions_body
 from conductor.plugins.models.openai_responses import responses_body
 from conductor.plugins.models.reasoning import CallSlot, Reasoning, ReplyBlock, Words, opaque_of
 from conductor.plugins.models.rendering import encode, names_of
 from tests.stand_ins.openai_rules import check_body
+from tests.unit.models.test_anthropic_request import random_history
 
 SPAWN = ToolDefinition("agent.spawn", "Start an agent.", {"type": "object", "properties": {"task": {}}})
 STATUS = ToolDefinition("agent.status", "", {"type": "object", "anyOf": [{}]})
@@ -253,3 +257,25 @@ def test_reasoning_of_chat_from_elsewhere_is_left_out(text: str) -> None:
     reply = AssistantMessage(text="", calls=(CALL,), opaque=text, provider="openai")
     message = chat(ask(UserMessage("Go."), reply, ToolResult("c1", "1")))["messages"][2]
     assert "reasoning_content" not in message and "extra_content" not in message["tool_calls"][0]
+
+
+def bodies(request: ModelRequest) -> tuple[bytes, bytes]:
+    names = names_of(request)
+    limits: Any = {"model": "m", "max_tokens": 512, "source": "here"}
+    body = encode(chat_body(request, names, official=False, **limits))
+    return body, encode(responses_body(request, names, **limits))
+
+
+def test_the_later_requests_of_a_turn_are_as_if_each_were_the_first() -> None:
+    seed = 20261128
+    sys.stdout.write(f"seed {seed}\n")
+    random = Random(seed)
+    histories = [random_history(random) for _ in range(50)]
+    of_chat = AssistantMessage(text="", calls=(CALL,), opaque=opaque(), provider="openai")
+    for reply in (reasoned(), reasoned("elsewhere"), of_chat):
+        histories.append([UserMessage("Go."), reply, SPAWNED, Note("News."), AssistantMessage(text="Done.")])
+    for history in histories:
+        kept: Kept = {}
+        for end in range(len(history) + 1):
+            fresh = ModelRequest("Be brief.", history[:end], [SPAWN])
+            assert bodies(replace(fresh, kept=kept)) == bodies(fresh)
