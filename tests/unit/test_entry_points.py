@@ -77,7 +77,8 @@ def test_a_toolset_that_fails_to_list_its_tools_is_named(install_package: Instal
     install_package("acme", {"conductor.toolsets": {"garage": "acme_garage:make"}}, acme_garage=module)
     with pytest.raises(SettingsError) as error:
         make_toolsets(load_settings(None))
-    sentence = "cannot list its tools: ValueError in acme_garage.py, line 8."
+    line = 1 + module.splitlines().index(next(x for x in module.splitlines() if SECRET in x))
+    sentence = f"cannot list its tools: ValueError in acme_garage.py, line {line}."
     assert str(error.value) == f'The toolset "garage" of acme 1.0 {sentence}'
 
 

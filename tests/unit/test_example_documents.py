@@ -14,7 +14,8 @@ from conductor.client import Client, ClientLimits, Reconnect
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "clients" / "python.md").read_text(encoding="utf-8")
 EXAMPLES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "examples").glob("*.py")}
-SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+# The first is a whole program, which another test runs.
+_PROGRAM, *SNIPPETS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
 def test_there_are_snippets_and_examples() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,12 +111,15 @@ def test_local_addresses(address: str, local: bool) -> None:
 
 
 @pytest.mark.parametrize("provider", ["anthropic", "bedrock", "openai"])
-def test_a_hosted_service_is_refused_at_the_start(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hosted_service_is_refused_at_the_start(
+    provider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     values: dict[str, Any] = {f"{provider}_api_key": "key", f"{provider}_model": "m"}
     settings = Settings(model_provider=provider, local_only=True, **values)
     with pytest.raises(SettingsError, match="LOCAL_ONLY is set, and .* is hosted elsewhere"):
         make_router(load_profiles(settings), settings, ModelMetrics())
-    values[f"{provider}_base_url"] = "http://127.0.0.1:1"
-    local = Settings(model_provider=provider, local_only=True, **values)
+    profile = f'name = "a"\nprovider = "{provider}"\nmodel = "m"\nbase_url = "http://127.0.0.1:1"\n'
+    (tmp_path / "models.toml").write_text(f'default = "a"\n[[profile]]\n{profile}')
+    local = Settings(local_only=True, config_dir=tmp_path, anthropic_api_key="key")
     make_router(load_profiles(local), local, ModelMetrics())
