@@ -186,12 +186,13 @@ def _end(state: Conversation, record: r.TurnEnded) -> Iterator[SlotPayload]:
 def _cards(state: Conversation, record: r.QuestionsAsked) -> Iterator[SlotPayload]:
     cards = [question for question in record.questions if question.card]
     for number, question in enumerate(cards):
-        yield SLOTS["cards"] + number, "approval", _card(question)
+        yield SLOTS["cards"] + number, "approval", approval_card(question)
     if cards:
         yield _state(state, "cards_idle", "idle")
 
 
-def _card(question: Question) -> ApprovalRequest:
+def approval_card(question: Question) -> ApprovalRequest:
+    """Make the card of a question, as an app and the backend read it."""
     return ApprovalRequest(
         approval_id=question.id,
         batch_id=question.batch_id,

@@ -10,11 +10,10 @@ from typing import Literal
 import msgspec
 
 from conductor.conversation import records as r
-from conductor.conversation.events import iso_time
+from conductor.conversation.events import approval_card, iso_time
 from conductor.conversation.replay import moments, replay
-from conductor.conversation.state import Call, Conversation, Question
+from conductor.conversation.state import Call, Conversation
 from conductor.errors import Unreadable
-from conductor.events.server import ApprovalRequest
 from conductor.messages import AssistantMessage, Note, ToolResult, UserMessage
 from conductor.plugins.api.requests import ApiCall, find_session
 from conductor.plugins.api.resources import (
@@ -128,7 +127,7 @@ def detail_of(key: SessionKey, stored: Stored) -> SessionDetail:
         len(state.notices) + len(state.queue),
         list(_history(state)),
         list(calls.values()),
-        [_card(question) for question in state.questions.values()],
+        [approval_card(question) for question in state.questions.values()],
         *state.usage,
     )
 
@@ -197,22 +196,4 @@ def _finish(calls: dict[str, CallReport], result: ToolResult, took_ms: int | Non
         error_type=error_type,
         result=result.content,
         ms=took_ms,
-    )
-
-
-def _card(question: Question) -> ApprovalRequest:
-    return ApprovalRequest(
-        approval_id=question.id,
-        batch_id=question.batch_id,
-        call_id=question.call_id,
-        name=question.tool,
-        arguments=msgspec.json.decode(question.redacted_arguments),
-        arguments_digest=question.digest,
-        risk=question.risk,
-        reasons=question.reasons,
-        prompt=question.prompt,
-        scopes=question.scopes,
-        expires_at=iso_time(question.expires_at),
-        preview=question.preview,
-        title=question.title,
     )
