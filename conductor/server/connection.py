@@ -55,10 +55,9 @@ _event_ids = IdGenerator("evt")
 
 class _State(Enum):
     UNBOUND = auto()  # no session yet
-    SERVED = auto()  # the session sends here
-    PARKED = auto()  # the session sends to another connection or has no connection
-    LOST = auto()  # another process owns the session, or its state became stale while this was parked
-    STALE = auto()  # served until the session's state in this process became stale; binds again
+    BOUND = auto()  # has a session, which sends here, to another connection, or to none
+    LOST = auto()  # another process owns the session, or its state became stale while it did not send here
+    STALE = auto()  # the session's state in this process became stale while it sent here; binds again
 
 
 class Connection(Writer):
@@ -78,12 +77,11 @@ class Connection(Writer):
         self._rate = EventRate(services.limits, lambda wait: weak._warn_of_flood(wait))
         self._session: Session | None = None
         self._former: Session | None = None
-        self._bound_to: str | None = None
+        self._state = _State.UNBOUND
         self._refused_start: Inbound | None = None
         self._recovering: asyncio.Task[None] | None = None
         self._handling = asyncio.Lock()
         self._leaving: asyncio.Task[None] | None = None
-        self._stale = False
         self._resumed = False
         self.resumes = False
         self.segments = False
@@ -148,9 +146,10 @@ class Connection(Writer):
         If its state in this process was stale, bind again at once. If another process owns it, the next event
         that starts a turn takes it back, and a client that resumes is closed.
         """
-        self._stale = stale and self._state is _State.SERVED
+        if self._state is not _State.UNBOUND:
+            self._state = _State.STALE if stale and self._is_served else _State.LOST
         self._former, self._session = self._session if stale else None, None
-        if self._stale:
+        if self._state is _State.STALE:
             self._recover_soon()
         elif not stale:
             self.suspend()
@@ -242,7 +241,7 @@ class Connection(Writer):
             self._expiry = TokenExpiry(expires, self._warn_of_expiry, close)
 
     def _warn_of_expiry(self, seconds: float) -> None:
-        if self._session is not None and self._state is _State.SERVED:
+        if self._session is not None and self._is_served:
             self._session.clients.say_goodbye(seconds, TOKEN_EXPIRES)
 
     async def _renew(self, token: str, event_id: str) -> None:
@@ -319,7 +318,7 @@ class Connection(Writer):
 
     async def _dispatch(self, inbound: Inbound) -> None:
         event = inbound.event
-        if self._bound_to not in (None, inbound.session_id):
+        if self._known_session not in (None, inbound.session_id):
             self._send_error("session_mismatch", "This connection serves another session.", inbound.id)
             if isinstance(event, client.TranscriptFinal):
                 await self._reopen_microphone(None)
@@ -336,13 +335,12 @@ class Connection(Writer):
         starts_turn = claims and not isinstance(event, client.SessionStart)
         received_at = _now()
         first_turn = starts_turn and self._session is not None and not self._session.state.log
-        if first_turn or (self._session is None and self._state is _State.UNBOUND):
+        if first_turn or self._state is _State.UNBOUND:
             await self._admission.enter()  # a crowd of new clients must not slow running turns
         if self._session is None and not await self._may_bind(received_at):
             return
         may_claim = claims and self._close is None and self._leaving is None
-        is_lost = self._session is None and self._state is _State.LOST
-        if is_lost and not (may_claim and await self.is_alive()):
+        if self._state is _State.LOST and not (may_claim and await self.is_alive()):
             return
         # A claim may be lost between binding and the commit: bind again, and deliver the same event.
         for _ in range(DELIVERY_ATTEMPTS):
@@ -356,7 +354,7 @@ class Connection(Writer):
 
     async def _deliver(self, inbound: Inbound, *, starts_turn: bool) -> bool:
         event = inbound.event
-        former_state = None if isinstance(event, client.ToolResultEvent) else self._state
+        former_state, was_served = self._state, self._is_served
         new, former = self._session is None, self._former
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
@@ -374,9 +372,9 @@ class Connection(Writer):
                 await session.clients.attach(self, resumed=self._resumed, same_process=same_process)
             return self._session is session
         match former_state:
-            case _State.SERVED:
+            case _State.BOUND if was_served:
                 pass
-            case _State.PARKED if not starts_turn:
+            case _State.BOUND if not starts_turn:
                 return True
             case _State.STALE if not starts_turn:
                 await self._rejoin_alone(session)
@@ -410,12 +408,13 @@ class Connection(Writer):
         return not late or await self.is_alive()
 
     @property
-    def _state(self) -> _State:
-        if self._session is not None:
-            return _State.SERVED if self._session.outbox.transport is self else _State.PARKED
-        if self._bound_to is None:
-            return _State.UNBOUND
-        return _State.STALE if self._stale else _State.LOST
+    def _is_served(self) -> bool:
+        """Whether the session sends here, and to no other connection."""
+        return self._session is not None and self._session.outbox.transport is self
+
+    @property
+    def _known_session(self) -> str | None:
+        return None if self._state is _State.UNBOUND else self.session_id
 
     async def _bind(self, session_id: str) -> Session:
         key = SessionKey(self._socket.client.subject, session_id)
@@ -430,14 +429,13 @@ class Connection(Writer):
         if binding.cancelled():
             raise StoreUnavailable("No client waits for the session.")
         self._session, self._resumed = binding.result()
-        self._bound_to, self._stale, self._former = session_id, False, None
-        self.session_id = session_id
+        self._state, self._former, self.session_id = _State.BOUND, None, session_id
         return self._session
 
     async def _reopen_microphone(self, session_id: str | None) -> None:
-        if self._session is not None and self._state is _State.SERVED:
+        if self._session is not None and self._is_served:
             await self._session.reopen_microphone()
-        elif (target := self._bound_to or session_id) is not None:
+        elif (target := self._known_session or session_id) is not None:
             self._say_idle(target)
 
     def _say_idle(self, session_id: str) -> None:
@@ -451,7 +449,7 @@ class Connection(Writer):
         session_id: str | None = None,
         retry_after_ms: int | None = None,
     ) -> None:
-        session_id = self._bound_to or session_id
+        session_id = self._known_session or session_id
         error = ErrorEvent(code=code, message=message, event_id=event_id, retry_after_ms=retry_after_ms)
         self.send(Frame(encode_event(_event_ids(), session_id or UNBOUND, error)))
 
