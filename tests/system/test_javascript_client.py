@@ -165,7 +165,7 @@ async def test_it_is_packed() -> None:
     output = await run(program("npm"), "pack", "--dry-run", "--json", "--offline")
     (pack,) = json.loads(output)
     assert {file["path"] for file in pack["files"]} == {
-        *("README.md", "conductor.d.ts", "conductor.js", "package.json")
+        *("LICENSE", "README.md", "conductor.d.ts", "conductor.js", "package.json")
     }
 
 

@@ -272,7 +272,7 @@ async def test_the_tools_of_a_lost_http_server_are_removed() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (McpServerConfig(name="s", type="stdio", command="/no/such/program"), "No such file"),
+        (McpServerConfig(name="s", type="stdio", command="/no/such/program"), "no such file"),
         (
             McpServerConfig(name="s", type="stdio", command="sh", args=("-c", "echo oh no >&2")),
             "standard error: oh no",
