@@ -143,7 +143,7 @@ def _change_turn(state: Conversation, turn: Turn, record: r.Record, at: int) -> 
             _speak_segment(state, turn, record)
         case r.BridgeSpoken():
             turn.bridged = True
-            _speak(state, turn, record.speech_text, "", reply_id(state))
+            _speak(state, turn, record.speech_text, text="", reply_id=reply_id(state))
         case r.ReplyBroken():
             _break(state, turn, record)
         case r.ReplyLogged():
@@ -265,7 +265,7 @@ def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> 
     if record.speech_text:
         text = turn.reply_text.strip()
         place = {"preceding": preceding, "segment": turn.segments, "last": False}
-        _speak(state, turn, record.speech_text, text, turn.reply_id, **place)
+        _speak(state, turn, record.speech_text, text=text, reply_id=turn.reply_id, **place)
         turn.segments += 1
 
 
@@ -292,7 +292,7 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
         speech_reply = turn.reply_id or segments_id(turn, position)
         preceding = turn.reply_text.strip() if turn.segments else ""
         place = {"preceding": preceding, "position": position, "segment": turn.segments}
-        _speak(state, turn, record.speech_text, message.text, speech_reply, **place)
+        _speak(state, turn, record.speech_text, text=message.text, reply_id=speech_reply, **place)
         turn.segments += 1
     turn.reply_text, turn.reply_id, turn.attempts, turn.retries = "", "", 1, 0
     turn.calls = [replace(call) for call in record.calls]
@@ -351,7 +351,7 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
     _place_segments(state, turn, position)
     if record.speech_text:
         place = {"preceding": record.text if turn.reply_text else "", "position": position}
-        _speak(state, turn, record.speech_text, text, reply_id(state), **place)
+        _speak(state, turn, record.speech_text, text=text, reply_id=reply_id(state), **place)
 
 
 def _run_clock(state: Conversation, at: int) -> None:
@@ -384,7 +384,7 @@ def _prompt(state: Conversation, question: Question, record: r.PromptSpoken) -> 
     question.language = record.language or question.language
     question.presentations = max(1, question.presentations + record.counts)
     question.speech_id, question.message_id = speech_id(state), ui_call_id(state, "message")
-    _speak(state, None, record.text, record.text, reply_id(state), question_id=question.id)
+    _speak(state, None, record.text, text=record.text, reply_id=reply_id(state), question_id=question.id)
 
 
 def _decide(state: Conversation, question: Question, record: r.QuestionDecided, at: int) -> None:
@@ -415,17 +415,13 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 # -- speech
 
 
-def _speak(
-    state: Conversation, turn: Turn | None, speech_text: str, text: str, reply: str, **fields: Any
-) -> None:
+def _speak(state: Conversation, turn: Turn | None, speech_text: str, **fields: Any) -> None:
     """Add the speech of this record, with these ``fields``; the former ones that are acknowledged go."""
     pending = {event.call_id for event in state.outbound.values() if event.kind == "speak"}
     state.speeches = {key: former for key, former in state.speeches.items() if key in pending}
     turn_id, actions = (turn.id, tuple(turn.actions)) if turn is not None else ("", ())
     key = speech_id(state)
-    state.speeches[key] = Speech(
-        id=key, turn_id=turn_id, speech_text=speech_text, text=text, reply_id=reply, actions=actions, **fields
-    )
+    state.speeches[key] = Speech(id=key, turn_id=turn_id, speech_text=speech_text, actions=actions, **fields)
 
 
 def _place_segments(state: Conversation, turn: Turn, position: int) -> None:

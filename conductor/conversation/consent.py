@@ -87,7 +87,7 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
     if answer.kind == "other":
         return None
     if answer.kind == "deny":
-        return decided(view, focus, "denied", event_id, text, words=answer.words)
+        return decided(view, focus, "denied", event_id=event_id, text=text, words=answer.words)
     if answer.kind == "wait" and focus.presented_at:
         return [r.AnswerUnclear(question_id=focus.id, event_id=event_id, text=text, counts=False, waits=True)]
     if answer.kind != "allow" or not focus.presented_at:
@@ -96,13 +96,13 @@ def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
         return present_again(view, focus, event_id, text, language=language, is_asked_for=is_asked_for)
     if view.now() < focus.presented_at + view.conduct.window_ms:  # it may be an echo of the prompt
         return Later(focus.presented_at + view.conduct.window_ms, focus.id)
-    return _allowed(view, focus, answer, event_id, text)
+    return _allowed(view, focus, answer, event_id=event_id, text=text)
 
 
-def _allowed(view: View, question: Question, answer: Answer, event_id: str, text: str) -> list[r.Record]:
+def _allowed(view: View, question: Question, answer: Answer, *, event_id: str, text: str) -> list[r.Record]:
     lasts = answer.scope == "session" and question.risk != "high" and "session" in question.scopes
     scope: Scope = "session" if lasts else "once"
-    return decided(view, question, "allowed", event_id, text, words=answer.words, scope=scope)
+    return decided(view, question, "allowed", event_id=event_id, text=text, words=answer.words, scope=scope)
 
 
 def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[r.Record] | None:
@@ -113,7 +113,7 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
         if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
             since = max(visible_at, view.state.question_closed_at)
             if view.live.speech.utterance_began >= since + view.conduct.window_ms:
-                return _allowed(view, cards[0], answer, event_id, text)
+                return _allowed(view, cards[0], answer, event_id=event_id, text=text)
         return [r.AnswerUnclear(question_id=cards[0].id, event_id=event_id, text=text, counts=False)]
     if answer.kind != "deny":
         return None
@@ -121,7 +121,7 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
     for card in cards:
         decisions = (record for record in records if isinstance(record, r.QuestionDecided))
         if all(decision.question_id != card.id for decision in decisions):
-            records += decided(view, card, "denied", event_id, text, words=answer.words)
+            records += decided(view, card, "denied", event_id=event_id, text=text, words=answer.words)
             event_id = text = ""
     return records
 
@@ -142,10 +142,10 @@ def present_again(
     """
     counts = bool(question.presented_at) and not is_asked_for
     if counts and not view.gate.by_voice(question):
-        return decided(view, question, "expired", event_id, text, missing="screen")
+        return decided(view, question, "expired", event_id=event_id, text=text, missing="screen")
     unclear = question.unclear + counts
     if unclear > view.conduct.max_unclear or question.presentations >= view.conduct.max_presentations:
-        return decided(view, question, "expired", event_id, text, missing="unclear")
+        return decided(view, question, "expired", event_id=event_id, text=text, missing="unclear")
     asked = replace(question, language=language or question.language)
     words = view.gate.prompt(asked, 0 if is_asked_for else 1 + unclear)
     prompt = r.PromptSpoken(question.id, words, language=language)
@@ -235,9 +235,9 @@ def decided(
     view: View,
     question: Question,
     outcome: Outcome,
+    *,
     event_id: str = "",
     text: str = "",
-    *,
     words: str | None = None,
     missing: NoAnswer = "expired",
     edit: Edit | None = None,

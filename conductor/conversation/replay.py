@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import MsgspecError
@@ -43,7 +44,8 @@ def read_commits(commits: Sequence[bytes], revision: int | None = None) -> list[
     return decoded
 
 
-class Moment(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
     """A record and its effects; ``at`` is in epoch milliseconds.
 
     Without a ``record`` it is the start of a commit: ``acked`` events are acknowledged, or the ``state`` is
@@ -80,12 +82,12 @@ def moments(commits: Sequence[bytes], revision: int) -> Iterator[Moment]:
     for commit in read_commits(commits, revision):
         if commit.state is not None:
             state = commit.state
-            yield Moment(commit.at, state)
+            yield Moment(at=commit.at, state=state)
         begin(state, commit)
         if commit.acked:
-            yield Moment(commit.at, state, acked=commit.acked)
+            yield Moment(at=commit.at, state=state, acked=commit.acked)
         for record in commit.records:
-            yield Moment(commit.at, state, record, apply(state, record, commit.at))
+            yield Moment(at=commit.at, state=state, record=record, events=apply(state, record, commit.at))
 
 
 def plain_moment(moment: Moment, *, with_state: bool = True) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def remembered(view: View, text: str) -> list[r.Record]:
 
 
 def turn_started(
-    view: View, cause: Cause, event_id: str = "", text: str = "", tool: str = "", lang: str = ""
+    view: View, cause: Cause, event_id: str = "", text: str = "", *, tool: str = "", lang: str = ""
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state

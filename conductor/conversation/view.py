@@ -225,6 +225,7 @@ def finish(
     view: View,
     call: Call,
     outcome: ToolOutcome,
+    *,
     late: LateCall | None = None,
     unknown: UnknownCall | None = None,
 ) -> CallFinished:
@@ -249,7 +250,8 @@ def finish_without_result(view: View, call: Call, outcome: ToolOutcome, *, start
     until = view.now() + view.conduct.late_ms
     late = late_call(call, until, starts_turn=starts_turn) if call.is_device else None
     is_unknown = outcome.error_type == "unknown" and call.effect != "read"
-    return finish(view, call, outcome, late, UnknownCall(call.digest, until) if is_unknown else None)
+    unknown = UnknownCall(call.digest, until) if is_unknown else None
+    return finish(view, call, outcome, late=late, unknown=unknown)
 
 
 # Bytes of the arguments that are kept of a call whose result may come later.

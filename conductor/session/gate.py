@@ -91,9 +91,9 @@ class SessionGate(CallGate):
         services: Services,
         key: SessionKey,
         state: Conversation,
+        *,
         observer: SessionObserver,
         now: Callable[[], int],
-        *,
         person: Callable[[], SessionFields],
     ) -> None:
         self._services = services
@@ -404,7 +404,9 @@ class SessionGate(CallGate):
         arguments = msgspec.json.decode(question.redacted_arguments)
         judge = self._services.judges[question.language]
         zone = self._state.profile.time_zone
-        return judge, judge.question(spec, arguments, question.cautions, question.scopes, zone)
+        return judge, judge.question(
+            spec, arguments, cautions=question.cautions, scopes=question.scopes, zone=zone
+        )
 
     def refusal(self, question: Question, arguments: str) -> ToolOutcome | None:
         """Return the outcome of a call whose tool or rules have changed since it was asked about."""

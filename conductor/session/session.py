@@ -100,7 +100,7 @@ class Session:
         weak: Session = proxy(self)
         self.observer = services.observers.observe(weak)
         self.gate = SessionGate(
-            services, self.key, state, self.observer, now, person=lambda: weak.person_fields
+            services, self.key, state, observer=self.observer, now=now, person=lambda: weak.person_fields
         )
         self.view = View(
             state=state, live=live_of(self.conduct), gate=self.gate, conduct=self.conduct, now=now
@@ -118,7 +118,7 @@ class Session:
             claim,
             self.view,
             self.outbox,
-            self.observer,
+            observer=self.observer,
             owner=weak,
             retry_s=self.limits.store_retry,
             preface=[r.Claimed(claim.token, services.webhooks.events, visits)],

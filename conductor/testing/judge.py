@@ -61,7 +61,7 @@ class JudgeContract:
 
     def question(self, judge: ApprovalJudge[Any], spec: ToolSpec = MEDIUM) -> Any:
         """Make the question about switching the kitchen's lamps."""
-        return judge.question(spec, {"room": "kitchen"}, (), ("once", "session"), "Europe/Berlin")
+        return judge.question(spec, {"room": "kitchen"}, zone="Europe/Berlin")
 
     def kinds(self, judge: ApprovalJudge[Any], utterances: Sequence[str]) -> dict[str, str]:
         """Classify utterances."""
@@ -83,7 +83,7 @@ class JudgeContract:
     def test_every_call_has_a_prompt_that_does_not_answer_itself(
         self, judge: ApprovalJudge[Any], spec: ToolSpec, arguments: dict[str, Any]
     ) -> None:
-        question = judge.question(spec, arguments, ("untrusted",), ("once",))
+        question = judge.question(spec, arguments, cautions=("untrusted",), scopes=("once",))
         for attempt in (1, 2, 3):
             prompt = judge.prompt(question, attempt)
             assert prompt.strip() and len(prompt) < 2_000

@@ -48,6 +48,7 @@ class ApprovalJudge(Protocol[_Question]):
         self,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
+        *,
         cautions: Sequence[Caution] = (),
         scopes: Sequence[str] = ("once", "session"),
         zone: str | None = None,

@@ -136,7 +136,7 @@ TIME = {"time": "2026-03-01T12:00:00.123Z", "number": 7}
 PLAIN: list[tuple[str, Moment, dict[str, Any]]] = [
     (
         "a record",
-        Moment(AT, STATE, r.FieldSet("a", "b"), [EVENT]),
+        Moment(at=AT, state=STATE, record=r.FieldSet("a", "b"), events=[EVENT]),
         {
             **TIME,
             "name": "FieldSet",
@@ -147,12 +147,12 @@ PLAIN: list[tuple[str, Moment, dict[str, Any]]] = [
     ),
     (
         "an acknowledgement",
-        Moment(AT, STATE, acked=("evt_0",)),
+        Moment(at=AT, state=STATE, acked=("evt_0",)),
         {**TIME, "name": "Acknowledged", "record": None, "acked": ["evt_0"], "events": []},
     ),
     (
         "a snapshot",
-        Moment(AT, STATE),
+        Moment(at=AT, state=STATE),
         {**TIME, "name": "Snapshot", "record": None, "acked": [], "events": []},
     ),
 ]

@@ -94,7 +94,7 @@ def test_a_call_ends_with_one_record(call: Call, outcome: ToolOutcome, record: r
     state = fold()
     assert finish(view(state), call, outcome) == record
     expected = changed(record, late=WHAT_MAY_COME, unknown=WHAT_MAY_BE)
-    assert finish(view(state), call, outcome, WHAT_MAY_COME, WHAT_MAY_BE) == expected
+    assert finish(view(state), call, outcome, late=WHAT_MAY_COME, unknown=WHAT_MAY_BE) == expected
 
 
 UNKNOWN = failed("unknown", "It may have happened.", reason="interrupted")

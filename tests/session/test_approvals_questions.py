@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -543,8 +543,8 @@ class Listening:
         self._judge = judge
         self.heard: list[str] = []
 
-    def question(self, *details: Any) -> Any:
-        return self._judge.question(*details)
+    def question(self, spec: ToolSpec, arguments: Mapping[str, Any], **options: Any) -> Any:
+        return self._judge.question(spec, arguments, **options)
 
     def prompt(self, question: Any, attempt: int) -> str:
         return self._judge.prompt(question, attempt)

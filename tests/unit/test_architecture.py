@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -160,12 +161,42 @@ def test_no_callable_is_replaced_after_its_owner_was_made() -> None:
     assert replaced == []
 
 
+POSITIONS = 4
+"""Most values that a call or a class takes by position."""
+
+
+def test_no_call_in_a_room_has_more_than_a_few_positional_arguments() -> None:
+    calls = [
+        f"{path.stem}:{node.lineno}: {ast.unparse(node.func)}"
+        for path in modules("conversation", "session")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and len(node.args) > POSITIONS
+    ]
+    assert calls == []
+
+
+@pytest.mark.parametrize("part", ["conversation", "session", "events", "tools", "messages"])
+def test_a_value_of_many_fields_is_made_by_keyword(part: str) -> None:
+    # Structs and dataclasses name the fields that they take by position in `__match_args__`.
+    files = [*modules(part), *ROOT.glob(f"{part}.py")]
+    paths = [path.relative_to(ROOT.parent) for path in files if path.stem != "__init__"]
+    names = [".".join(path.with_suffix("").parts) for path in paths]
+    classes = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    by_position = {
+        value.__qualname__
+        for value in classes
+        if isinstance(value, type) and len(getattr(value, "__match_args__", ())) > POSITIONS
+        if value.__module__ in names
+    }
+    assert names and by_position == set()
+
+
 POSSESSIVE_GROUP = re.compile(r"(?<!\\)\)(?:[*+?]|\{\{?[\d,{}\w]*\}\}?)\+")
 
 
 def test_groups_are_repeated_possessively_by_the_module_for_that() -> None:
     found = []
-    for path in sorted((ROOT / "conductor").rglob("*.py")):
+    for path in sorted(ROOT.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("re."):

@@ -39,6 +39,7 @@ class PageJudge:
         self,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
+        *,
         cautions: Sequence[Caution] = (),
         scopes: Sequence[str] = ("once", "session"),
         zone: str | None = None,
