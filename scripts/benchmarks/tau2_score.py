@@ -68,7 +68,7 @@ def outcome_of(content: Any) -> str:
     """
     text = json.dumps(content)
     match = _ERROR.search(text)
-    if match is None or match[1] in ("none", "internal_error"):
+    if match is None or match[1] in ("none", "internal_error", "tool_error"):
         return "ran"
     return "unknown" if match[1] == "cancelled" and _PARTIAL in text else match[1]
 

@@ -65,6 +65,7 @@ def test_what_the_model_was_told_is_read_from_a_result() -> None:
     assert outcome_of('{"success":true,"data":"paid","error_type":"none"}') == "ran"
     assert outcome_of([{"type": "text", "text": "paid"}]) == "ran"
     assert outcome_of('{"success":false,"error_type":"internal_error"}') == "ran"
+    assert outcome_of('{"success":false,"error_type":"tool_error"}') == "ran"
     assert outcome_of('{"success":false,"error_type":"unknown"}') == "unknown"
     part = "The call was cancelled when part of it had been done."
     assert outcome_of(f'{{"error_type":"cancelled","error_message":"{part}"}}') == "unknown"
