@@ -40,8 +40,8 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# The library is for the pages of any origin; who may connect is another matter.
-LIBRARY_PATH = "/conductor.js"
+# The libraries are for the pages of any origin; who may connect is another matter.
+LIBRARY_PATHS = ("/conductor.js", "/conductor-elements.js")
 LIBRARY_HEADERS = {
     **HEADERS,
     "Access-Control-Allow-Origin": "*",
@@ -75,7 +75,7 @@ def make_routes(listener: Listener, settings: Settings) -> dict[str, Route]:
     facts = json.dumps({"token": settings.authenticates, "version": __version__})
     files = {**read_files(), "/page.json": ("application/json", facts.encode())}
     routes: dict[str, Route] = {
-        path: partial(_answer_file, file, LIBRARY_HEADERS if path == LIBRARY_PATH else HEADERS)
+        path: partial(_answer_file, file, LIBRARY_HEADERS if path in LIBRARY_PATHS else HEADERS)
         for path, file in files.items()
     }
     return {**routes, REPLAY_PATH: partial(_answer_replay, listener)}

@@ -1,4 +1,5 @@
 // What happened: one line for each tool call, which opens. Kept in this tab.
+import { titled, written as asText } from "./conductor-elements.js";
 import { el, json, parsed } from "./dom.js";
 import { keep, recall } from "./store.js";
 
@@ -8,12 +9,7 @@ const STATUS = { asking: "waits for you", skipped: "did not run", unknown: "outc
 const SCOPE = { once: "once", session: "for this session", always: "always" };
 const ENDS = { permission_denied: "denied", approval_timeout: "skipped", unknown: "unknown" };
 
-export const titled = (name) => {
-  const words = name.replace(/[._]/g, " ").replace(/(?<=[a-z])(?=[A-Z])/g, " ").toLowerCase();
-  return words.charAt(0).toUpperCase() + words.slice(1);
-};
-
-const written = (value) => (typeof value === "string" ? value : json(value)).slice(0, CHARACTERS);
+const written = (value) => asText(value).slice(0, CHARACTERS);
 const took = (ms) => (ms < 1 ? "under 1 ms" : ms < 1_000 ? `${ms} ms` : `${(ms / 1_000).toFixed(1)} s`);
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 

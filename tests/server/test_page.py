@@ -68,13 +68,13 @@ async def test_the_headers_allow_no_inline_script_and_no_other_host() -> None:
         assert header in answer
 
 
-async def test_the_library_alone_may_be_used_by_pages_of_other_origins() -> None:
+async def test_the_libraries_alone_may_be_used_by_pages_of_other_origins() -> None:
     async with served() as port:
-        for path in ("/", "/main.js", "/conductor.js", "/page.json"):
+        for path in ("/", "/main.js", "/conductor.js", "/conductor-elements.js", "/page.json"):
             for method in ("GET", "HEAD"):
                 request = get(path, "Origin: https://app.example").replace("GET", method, 1)
                 _, answer = await http(port, request)
-                is_library = path == "/conductor.js"
+                is_library = path in ("/conductor.js", "/conductor-elements.js")
                 assert ("Access-Control-Allow-Origin: *\r\n" in answer) is is_library
                 policy = "cross-origin" if is_library else "same-origin"
                 assert f"Cross-Origin-Resource-Policy: {policy}\r\n" in answer

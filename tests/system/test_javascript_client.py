@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from websockets.asyncio.server import serve
 from websockets.typing import Subprotocol
 
@@ -165,11 +166,11 @@ async def test_it_is_packed() -> None:
     output = await run(program("npm"), "pack", "--dry-run", "--json", "--offline")
     (pack,) = json.loads(output)
     assert {file["path"] for file in pack["files"]} == {
-        *("LICENSE", "README.md", "conductor.d.ts", "conductor.js", "package.json")
+        *("LICENSE", "README.md", "package.json"),
+        *("conductor.d.ts", "conductor.js", "conductor-elements.d.ts", "conductor-elements.js"),
     }
 
 
-def test_the_server_has_the_same_file() -> None:
-    assert (ROOT / "conductor" / "web" / "conductor.js").read_bytes() == (
-        PACKAGE / "conductor.js"
-    ).read_bytes()
+@pytest.mark.parametrize("name", ["conductor.js", "conductor-elements.js"])
+def test_the_server_has_the_same_file(name: str) -> None:
+    assert (ROOT / "conductor" / "web" / name).read_bytes() == (PACKAGE / name).read_bytes()

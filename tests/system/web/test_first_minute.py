@@ -149,7 +149,7 @@ async def test_a_cost_that_is_not_known_is_said_in_words(user: PageUser) -> None
     await user.page.get_by_text(re.compile("None known: the server has no prices")).wait_for()
 
 
-LIT = "[...(CSS.highlights.get('spoken') ?? [])].map(String).join()"
+LIT = "[...(CSS.highlights.get('conductor-spoken') ?? [])].map(String).join()"
 
 
 async def test_words_are_lit_as_they_are_spoken(browser: Any, address: str) -> None:

@@ -1,23 +1,25 @@
-"""The JavaScript library of a server in a page of another origin: examples/browser.html."""
+"""The JavaScript libraries in pages of another origin: examples/browser.html, docs/clients/elements.md."""
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.system.web.browser import serving, visiting
+from tests.system.web.browser import MEDIA, serving, visiting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Examples(SimpleHTTPRequestHandler):
+class Folder(SimpleHTTPRequestHandler):
     """A folder over HTTP."""
 
     def log_message(self, *_: Any) -> None:
@@ -25,9 +27,9 @@ class Examples(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def web_server() -> Iterator[str]:
-    """Serve the folder of the examples; gives the origin."""
-    handler = partial(Examples, directory=str(ROOT / "examples"))
+def web_server(folder: Path = ROOT / "examples") -> Iterator[str]:
+    """Serve a folder; gives the origin."""
+    handler = partial(Folder, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
@@ -55,7 +57,39 @@ async def test_a_page_of_an_origin_that_is_not_allowed_gets_the_library_alone(br
                 await user.page.goto(f"{origin}/browser.html?server={address.rstrip('/')}")
             await user.page.wait_for_function("document.title === 'connecting'")
             server = address.rstrip("/")
-            for path, is_readable in (("/", 0), ("/main.js", 0), ("/page.json", 0), ("/conductor.js", 1)):
+            for path, is_readable in (
+                ("/", 0),
+                ("/main.js", 0),
+                ("/page.json", 0),
+                ("/conductor-elements.js", 1),
+            ):
                 fetched = f"fetch('{server}{path}').then(() => 1, () => 0)"
                 assert await user.page.evaluate(fetched) == is_readable, path
             user.problems.clear()  # the browser tells each of these
+
+
+async def test_the_page_of_the_elements_document_runs(browser: Any, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "clients" / "elements.md").read_text(encoding="utf-8")
+    (page,) = re.findall(r"^```html\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert page.count("\n") <= 35
+    with web_server(tmp_path) as origin:
+        async with serving(origins=(origin,)) as address, visiting(browser) as user:
+            server = address.removeprefix("http://").rstrip("/")
+            (tmp_path / "index.html").write_text(page.replace("127.0.0.1:8080", server), encoding="utf-8")
+            (tmp_path / "favicon.ico").touch()  # browsers ask for it
+            await user.page.add_init_script(MEDIA)
+            await user.page.goto(f"{origin}/index.html")
+            await user.page.get_by_label("What you say").fill("switch on the lamp")
+            await user.page.keyboard.press("Enter")
+            card = user.page.locator("conductor-card")
+            await card.get_by_text("It changes something.").wait_for()
+            assert await user.axe("color-contrast", "aria-allowed-attr", "button-name", "label") == []
+            await card.get_by_role("button", name="Allow once").click()
+            await user.page.get_by_text("The lamp is on.", exact=True).first.wait_for()
+            await card.wait_for(state="detached")
+            # By voice, with the button tapped.
+            await user.page.get_by_role("button", name="Talk").evaluate("(button) => button.click()")
+            await user.page.evaluate("recognitions[0].hear('say good morning', true)")
+            await user.page.locator(".message.assistant", has_text="good morning").wait_for()
+            said = await user.page.locator(".message.user").all_inner_texts()
+            assert said == ["switch on the lamp", "say good morning"]
