@@ -219,7 +219,7 @@ def test_the_frames_of_the_documents_are_valid() -> None:
         assert set(schema["required"]) <= set(fields), payload
 
 
-@pytest.mark.parametrize("folder", ["conversation", "events", "server"])
+@pytest.mark.parametrize("folder", ["conversation", "session", "events", "server"])
 def test_the_page_on_architecture_names_every_module_of_the_core(folder: str) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(rf"^\| (`{folder}/.*?) \|", text, re.MULTILINE)
