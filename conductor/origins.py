@@ -1,4 +1,4 @@
-"""Where a client connects from: its address behind proxies, and the origin of its page. No I/O."""
+"""Where a client connects from: its address behind proxies, and the origin of its page."""
 
 from __future__ import annotations
 

@@ -27,10 +27,27 @@ def test_a_server_is_put_together_without_any_heavy_sdk() -> None:
     program = (
         "import sys, conductor.cli, conductor.app, conductor.client\n"
         "from conductor.commands import check, mcp, policy, sessions\n"
+        "from conductor.entry_points import AUTH, ENDPOINTS, JUDGES, TOOLSETS, plugins\n"
+        "groups = (AUTH, ENDPOINTS, JUDGES, TOOLSETS)\n"
+        "loaded = [plugin.load() for group in groups for plugin in plugins(group).values()]\n"
         f"print(sorted(set(sys.modules) & {set(HEAVY)!r}))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_module_opens_with_one_sentence_on_one_line() -> None:
+    openings = {
+        path: (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
+        for path in ROOT.rglob("*.py")
+    }
+    # Names and abbreviations may hold a full stop; a second sentence begins with a capital.
+    odd = [
+        str(path.relative_to(ROOT))
+        for path, opening in openings.items()
+        if not re.fullmatch(r".*[.!?]", opening) or re.search(r"[.!?] [A-Z]", opening)
+    ]
+    assert odd == []
 
 
 PURE_MODULES = 25

@@ -152,19 +152,23 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         thread.join()
 
 
+def end_turn(tracer: TurnTracer) -> None:
+    tracer.end_turn(
+        "turn_1",
+        "transcript",
+        stats=TurnStats(),
+        prompt=("", ""),
+        reason="answered",
+        error=None,
+        key=KEY,
+        traceparent=None,
+    )
+
+
 def test_traces_are_sent_to_a_collector() -> None:
     with collector() as (url, received):
         tracer = make_tracer(url, content=False)
-        tracer.end_turn(
-            "turn_1",
-            "transcript",
-            stats=TurnStats(),
-            prompt=("", ""),
-            reason="answered",
-            error=None,
-            key=KEY,
-            traceparent=None,
-        )
+        end_turn(tracer)
         tracer.close()
     (body,) = received
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
@@ -176,16 +180,7 @@ def test_traces_are_sent_to_a_collector() -> None:
 def test_an_unresponsive_collector_does_not_delay_the_stop() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = make_tracer(f"http://127.0.0.1:{silent.getsockname()[1]}", content=False)
-        tracer.end_turn(
-            "turn_1",
-            "transcript",
-            stats=TurnStats(),
-            prompt=("", ""),
-            reason="answered",
-            error=None,
-            key=KEY,
-            traceparent=None,
-        )
+        end_turn(tracer)
         tracer.close(0.05)
         assert any(thread.name == "traces" for thread in enumerate_threads())
 
