@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
@@ -19,7 +20,8 @@ ONE_TIME = "one_time"
 
 def person_id(issuer: str, name: str) -> str:
     """Return the id of the person whom an issuer names: it is in logs, and a name may be a mail address."""
-    digest = hashlib.sha256(f"{issuer}\n{name}".encode(errors="replace")).hexdigest()
+    # As a list: no name may contain another issuer.
+    digest = hashlib.sha256(json.dumps([issuer, name]).encode()).hexdigest()
     return f"{PERSON}{digest[:24]}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from uuid import uuid4
 
 import structlog
@@ -45,10 +46,22 @@ class StoreOptions:
     replicas: int = 0
 
 
+def split_address(url: str) -> SplitResult:
+    """Split the address of a store. Raises `ValueError`.
+
+    `urlsplit` refuses several hosts of which another than the first is an IPv6 address, on newer Pythons.
+    """
+    scheme, separator, rest = url.partition("://")
+    hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    for host in hosts.rpartition("@")[2].split(","):
+        urlsplit(f"//{host}")  # each must be well formed
+    return urlsplit(f"{scheme}{separator}host{rest[len(hosts) :]}")._replace(netloc=hosts)
+
+
 def describe(url: str) -> str:
     """Name the address of a store without user, password and parameters."""
     try:
-        parts = urlsplit(url)
+        parts = split_address(url)
     except ValueError:
         parts = None
     # An @ in the path belongs to a password with a slash that is not encoded.
@@ -60,7 +73,7 @@ def describe(url: str) -> str:
 def passwords(url: str) -> list[str]:
     """List the passwords in the address of a store."""
     try:
-        parts = urlsplit(url)
+        parts = split_address(url)
     except ValueError:
         return []  # no store takes it
     before_host = unquote(parts.netloc.rpartition("@")[0].partition(":")[2])

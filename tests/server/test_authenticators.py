@@ -70,6 +70,19 @@ async def test_a_reload_never_opens_a_server_to_the_network() -> None:
         assert (await http(listener.port, upgrade("/ws", "Connection: Upgrade")))[0] == 401
 
 
+def test_a_name_is_another_person_for_another_issuer() -> None:
+    names = [
+        ("shop", "ada"),
+        ("bank", "ada"),
+        ("", "ada"),
+        ("shop\nada", ""),
+        ("", "shop\nada"),
+        ("shop", "\ud800"),
+    ]
+    assert len({person_id(*pair) for pair in names}) == len(names)
+    assert person_id("shop", "ada") == person_id("shop", "ada") and "ada" not in person_id("shop", "ada")
+
+
 # -- the header
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from conductor.errors import SettingsError
-from conductor.stores.base import describe
+from conductor.stores.base import describe, split_address
 
 RedisKind: TypeAlias = Literal["server", "sentinel", "cluster"]
 
@@ -56,7 +56,7 @@ class RedisAddress:
 
     @classmethod
     def _parse(cls, url: str) -> RedisAddress:
-        parts = urlsplit(url)
+        parts = split_address(url)
         scheme = _SCHEME.fullmatch(parts.scheme)
         if scheme is None or parts.fragment:
             raise ValueError("wrong scheme, or a fragment")

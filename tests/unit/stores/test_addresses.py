@@ -8,7 +8,7 @@ import pytest
 
 from conductor.errors import SettingsError
 from conductor.plugins.stores.redis_address import RedisAddress
-from conductor.stores.base import passwords
+from conductor.stores.base import describe, passwords
 
 PASSWORD = "s3cret/p@ss:{word},x"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D%2Cx"
@@ -84,3 +84,9 @@ def test_a_wrong_address_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(SettingsError, match="^SESSION_STORE_URL is no Redis address: ") as caught:
         RedisAddress.parse(url)
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_password_of_several_hosts_is_known_and_not_described() -> None:
+    url = "redis+sentinel://me:p%40ss@a,b:1,[::1]:2/main?sentinel_password=other"
+    assert passwords(url) == ["p@ss", "other"]
+    assert describe(url) == "redis+sentinel://a,b:1,[::1]:2/main"
