@@ -14,9 +14,12 @@ _TAGS = ("<tool_call>", "<function_calls>", "[TOOL_CALLS]", "<function=", "<invo
 _CONTENT = r"\s{0,40}(?:[{\[<]|[\w.-]{1,64}[({<\[\n])"
 _CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))}){_CONTENT}|<function=[\w.-]|<invoke name=")
 _BEGUN_CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))})\s{{0,40}}[\w.-]{{0,64}}\Z")
-# An object of calls, or a list of them, has a line of its own.
-_OBJECT = re.compile(r'[ \t]{0,40}(?:\[\s{0,40})?\{\s{0,40}"')
-_BEGUN_OBJECT = re.compile(r"[ \t]{0,40}(?:`{0,2}|\[\s{0,40}(?:\{\s{0,40})?|\{\s{0,40})\Z")
+# An object of calls, or a list of them, has a line of its own, as a fence of code has.
+_MARGIN = r"[ \t]{0,40}"
+_BLANK = re.compile(_MARGIN)
+_FENCE = re.compile(rf"{_MARGIN}```")
+_OBJECT = re.compile(rf'{_MARGIN}(?:\[\s{{0,40}})?\{{\s{{0,40}}"')
+_BEGUN_LINE = re.compile(rf"{_MARGIN}(?:`{{0,2}}|\[\s{{0,40}}(?:\{{\s{{0,40}})?|\{{\s{{0,40}})\Z")
 _START = re.compile(r"[<\[]")
 _QUOTES = tuple("`\"'“”„‘’«(")
 
@@ -43,30 +46,33 @@ class WrittenCalls:
     def feed(self, text: str) -> str:
         """Return the words of the next piece; from a place that may begin a call on, all is held back."""
         self._pending += text
-        if self._is_held and len(self._pending) > MAX_CHARS:  # too long for calls
-            self._is_held, self._in_code = False, True
         words = ""
-        while self._pending and not self._is_held:
-            end = self._pending.find("\n") + 1 or len(self._pending)
-            call = end if self._in_code else self._call(end)
-            line, self._pending = self._pending[:call], self._pending[call:]
-            if self._at_line and line.lstrip().startswith("```"):
-                self._in_code = not self._in_code
+        while self._pending:
+            if self._is_held:
+                if len(self._pending) <= MAX_CHARS:
+                    break
+                self._is_held, self._in_code = False, True  # too long for calls
+            count = self._count_words(self._pending.find("\n") + 1 or len(self._pending))
+            line, self._pending = self._pending[:count], self._pending[count:]
             if line:
                 self._at_line, self._before = line.endswith("\n"), line[-1]
             words += line
-            if call < end:
+            if not (count or self._is_held):
                 break
         return words
 
-    def _call(self, end: int) -> int:
-        """Return the start of a call, or of a text that may become one, in the line; else its end."""
+    def _count_words(self, end: int) -> int:
+        """Return how many characters of the line are words: up to a call, or a text that may become one."""
         if self._at_line:
-            self._is_held = _OBJECT.match(self._pending) is not None
-            if self._is_held or _BEGUN_OBJECT.match(self._pending):
+            if fence := _FENCE.match(self._pending):
+                self._in_code = not self._in_code
+                return fence.end()
+            self._is_held = not self._in_code and _OBJECT.match(self._pending) is not None
+            if self._is_held or _BEGUN_LINE.match(self._pending):
+                self._is_within = False
                 return 0
-            if self._pending.lstrip(" \t").startswith("```"):
-                return end
+        if self._in_code:
+            return end
         for start in (match.start() for match in _START.finditer(self._pending, 0, end)):
             if (self._pending[start - 1] if start else self._before).startswith(_QUOTES):
                 continue
@@ -74,9 +80,8 @@ class WrittenCalls:
             rest = self._pending[start : start + len(max(_TAGS, key=len))]
             is_begun = any(tag.startswith(rest) for tag in _TAGS) or _BEGUN_CALL.match(self._pending, start)
             if self._is_held or is_begun:
-                line = self._pending[:start]
-                self._is_within = bool(line.strip()) or not self._at_line
-                return start
+                self._is_within = not self._at_line or _BLANK.fullmatch(self._pending, 0, start) is None
+                return start if self._is_within else 0
         return end
 
     def end(self) -> str:
@@ -84,7 +89,7 @@ class WrittenCalls:
         if not self._is_held:
             return self._pending
         scanner = ReplyScanner(self._tools)
-        words = scanner.feed(self._pending[:MAX_CHARS]) + scanner.end()
+        words = scanner.feed(self._pending) + scanner.end()
         if scanner.problem is None and not (words.strip() or scanner.rest.strip()):
             self.calls = [
                 ToolCall(f"written_{number}", call.name, call.arguments, call.repaired)

@@ -53,7 +53,12 @@ CALLS: dict[str, Read] = {
     f"For example {LAMP} would do.": (f"For example {LAMP} would do.", [], False),
     f"```json\n{LAMP}\n```": (f"```json\n{LAMP}\n```", [], False),
     f"For example:\n{LAMP}\nShall I?": ("For example:\nShall I?", [], False),
+    f"```\nlamp\n```\n{LAMP}": ("```\nlamp\n```\n", [*SWITCH], False),
+    f"```\nlamp\n``` {LAMP}": (f"```\nlamp\n``` {LAMP}", [], False),
     # Calls that cannot be read.
+    f" <tool_call>{LAMP}a": ("", [], True),
+    f"{' ' * 41}<tool_call>{LAMP}a": (f"{' ' * 41}<tool_call>{LAMP}a", [], False),
+    f"the[(\n{LAMP}<function=": ("the[(\n", [], True),
     '<tool_call>{"name": "lamp': ("", [], True),
     '<tool_call>\n{"name": "other", "arguments": [}\n</tool_call>': ("", [], True),
     "I do it.\n<function=lamp_switch>on</function>": ("I do it.\n", [], True),
@@ -68,16 +73,35 @@ CALLS: dict[str, Read] = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
 @pytest.mark.parametrize(("text", "expected"), CALLS.items())
 def test_only_calls_that_end_a_reply_are_calls(text: str, expected: Read, size: int) -> None:
     assert read(text, size) == expected
 
 
-@given(st.lists(st.sampled_from(["<tool_call>", LAMP, "{", '{"', "\n", " ", "a", "```", "[TOOL", "_CALLS]"])))
-def test_pieces_do_not_change_the_meaning(parts: list[str]) -> None:
+PARTS = [
+    "<tool_call>",
+    LAMP,
+    "{",
+    '{"',
+    "\n",
+    "\r",
+    " ",
+    " " * 39,
+    "a",
+    "`",
+    "```",
+    "[TOOL",
+    "_CALLS]",
+    "<function=",
+    "(",
+]
+
+
+@given(st.lists(st.sampled_from(PARTS)), st.integers(1, 9))
+def test_pieces_do_not_change_the_meaning(parts: list[str], size: int) -> None:
     text = "".join(parts)
-    assert read(text, 1) == read(text, 1 + len(text))
+    assert read(text, size) == read(text, 1 + len(text))
 
 
 def test_a_text_that_is_too_long_for_a_call_is_words() -> None:
@@ -85,6 +109,7 @@ def test_a_text_that_is_too_long_for_a_call_is_words() -> None:
     written = WrittenCalls(TOOLS)
     words = [written.feed(text[at : at + 100]) for at in range(0, len(text), 100)]
     assert "".join(words) + written.end() == text and sum(map(bool, words)) > 200
+    assert read(text, len(text)) == (text, [], False)
 
 
 def test_words_are_given_as_they_arrive() -> None:
