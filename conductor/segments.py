@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sentencex import segment
 
-# Fewer characters sound chopped. A wide (Chinese, Japanese, Korean) character counts as three.
+# Fewer characters sound chopped. A wide (Chinese, Japanese, Korean) character has the weight of three.
 _LEAST = 24
 # A longer text without an end is cut at a comma or a blank; a listener would wait too long.
 _MOST = 200

@@ -23,7 +23,7 @@ TABLE_PHRASE = "The table is on the screen."
 _CHARS = 64 * 1024
 """An hour's speech; further text is on the screen only."""
 _LINES = 250
-"""Lines and cells of tables that are parsed separately; further text counts as one line."""
+"""Lines and cells of tables that are parsed separately; further text is one line."""
 _EFFORT = 30_000
 """The limit of inline parsing, in units of `_cost`. A reply of 300 words needs 3,000."""
 

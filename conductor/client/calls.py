@@ -220,7 +220,7 @@ class Calls:
     async def _attempt(self, run: ToolRun, work: Callable[[], Any]) -> CallEnd:
         """Run the app's code. An exception, or a cancellation by the code itself, becomes an error."""
         run.task = self._session.spawn(self._work(run, work))
-        # Not awaited directly, which would not tell its cancellation from that of the waiting task.
+        # Not awaited directly, which would confuse its cancellation with the waiting task's.
         await asyncio.wait({run.task})
         outcome = None if run.task.cancelled() else run.task.result()
         if isinstance(outcome, ToolResultEvent) or (outcome is not None and run.cancelled.is_set()):

@@ -24,7 +24,7 @@ Stage: TypeAlias = Literal["waiting", "recorded", "running", "refused"]
 class Turn:
     """One transcript, and the events that followed it. ``await turn`` waits for its end, at most ``limit_s``.
 
-    ``finals`` are the final texts, ``speeches`` the texts for the voice, ``calls`` those of the device's
+    ``finals`` are the final texts, ``speeches`` the texts for the voice, ``calls`` the calls of the device's
     tools, ``requests`` the open approvals. ``interrupted``: this client interrupted the turn. ``reason`` is
     the server's, None from a server without the capability ``turns``.
     """

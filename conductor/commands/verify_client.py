@@ -343,7 +343,7 @@ async def _card(play: Play) -> str | None:
     await play.send(server.ApprovalResolved(request.approval_id, outcome))
     await play.ui(server.set_state, "idle")
     is_same = decision.arguments_digest == request.arguments_digest
-    return None if is_same else "another argumentsDigest than that of the request"
+    return None if is_same else "another argumentsDigest than the request's"
 
 
 async def _cancel(play: Play) -> None:

@@ -176,7 +176,7 @@ class ToolResultEvent(FromClient, frozen=True):
     call_id: Annotated[Id, doc("The call.", "call_5d_1")]
     result: Annotated[
         Any,
-        doc("The tool's output, a string. Another value counts as its JSON text.", '{"status":"running"}'),
+        doc("The tool's output, a string. Another value is taken as its JSON text.", '{"status":"running"}'),
     ] = None
     error: Annotated[str | None, doc("The failure, in words for the person.", None)] = None
 
@@ -208,7 +208,7 @@ class OutputInterrupted(FromClient, frozen=True, omit_defaults=True):
 
 
 class AgentCompleted(FromClient, frozen=True, omit_defaults=True, kw_only=True):
-    """A coding agent has ended; the server tells the person in a turn of its own."""
+    """A coding agent has ended; the server tells the person in a separate turn."""
 
     TYPE: ClassVar[str] = "agent.completed"
     RECORDED: ClassVar[bool] = True
@@ -321,7 +321,7 @@ class ApprovalResponse(FromClient, frozen=True, omit_defaults=True, kw_only=True
     CLAIMS: ClassVar[bool] = True
     CONDITIONS: ClassVar[Mapping[str, Any]] = {
         "allOf": _EDITS,
-        # Null counts as left out, so `required` alone is not enough.
+        # Null means left out, so `required` alone is not enough.
         "oneOf": [
             {
                 "title": "one decision",

@@ -157,7 +157,7 @@ def _has_too_many_values(frame: bytes) -> bool:
     # Counting commas costs a hundredth of building the values between them.
     if frame.count(b",") <= MAX_NODES:
         return False
-    # A value has at most four quotes, those of its key included; fewer strings are soon taken out.
+    # A value has at most four quotes, its key's included; fewer strings are soon taken out.
     quotes = frame.count(b'"') - frame.count(b'\\"')
     return quotes > 4 * MAX_NODES or _STRING.sub(b"", frame).count(b",") > MAX_NODES
 

@@ -223,7 +223,7 @@ class ToolLate(msgspec.Struct, frozen=True, rename="camel"):
     CAPABILITY: ClassVar[str] = "late"
     call_id: Annotated[str, doc("The call.", "call_5d_1")]
     delivered_as: Annotated[
-        Literal["context", "turn"], doc("With the next turn, or in a turn of its own.", "turn")
+        Literal["context", "turn"], doc("With the next turn, or in a separate turn.", "turn")
     ]
 
 

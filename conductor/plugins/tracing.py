@@ -1,7 +1,7 @@
 """Turns as OpenTelemetry traces (extra ``otel``): a span a turn; below it model requests, tools, questions.
 
 The spans of a turn are made when it has ended. Names and attributes follow the semantic conventions for
-generative AI, v0.1.0 of their own repository.
+generative AI, v0.1.0 of their separate repository.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Recording:
         self.steps: list[_Step] = []
         self.profile = Profile()
         self.missing = 0
-        self._step = _Step("")  # that of a turn without a person
+        self._step = _Step("")  # the step of a turn without a person
         self._calls: dict[str, Call] = {}
         self._questions: dict[str, Question] = {}
         self._answers: dict[str, list[dict[str, Any]]] = {}

@@ -321,9 +321,7 @@ class Rehearsal(_Part):
         if self.person is not None and self.cards:
             raise ValueError("a person answers spoken questions: set cards: false")
         if not self.cards and any(step.approve for step in self.steps):
-            raise ValueError(
-                "approve needs cards; without cards a step of its own answers the spoken question"
-            )
+            raise ValueError("approve needs cards; without cards a separate step answers the spoken question")
         names = {tool.name for tool in self.tools}
         for call in (call for step in self.steps for call in step.expect.called):
             if call.arguments and call.tool not in names:

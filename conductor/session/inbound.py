@@ -33,7 +33,7 @@ from conductor.tools.outcomes import Outcome
 
 log = structlog.get_logger(__name__)
 
-_UNKNOWN_CALL = "This callId is not that of a tool.call; it is not the frame's id."
+_UNKNOWN_CALL = "No tool.call had this callId. It is not the frame's id."
 _TOO_MANY = "Too many turns; wait."
 _TOO_OFTEN = "Too many changes; wait."
 _TWICE = "One decision at a time about each question."

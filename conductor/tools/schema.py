@@ -23,7 +23,7 @@ import msgspec
 # Bytes of a schema, and its objects and lists: each takes some 15 µs to check.
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_CONTAINERS = 1024
-# Schemas in a schema and their levels, where a reference counts as its target; options of an ``enum`` that
+# Schemas in a schema and their levels, a reference as deep as its target; options of an ``enum`` that
 # are objects or lists count too.
 MAX_NODES = 200
 MAX_DEPTH = 8

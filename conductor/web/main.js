@@ -83,7 +83,7 @@ async function say(text) {
   state.set({ name: "idle" });
 }
 
-/** Barge in: the speech ends before the server hears of it, which is told how much was heard. */
+/** Barge in: the speech ends first; then the server learns how much was heard. */
 function stop() {
   const spokenText = speech.heard;
   speech.stop();

@@ -2,7 +2,7 @@
 import { byId, el, json, lazyDetails } from "./dom.js";
 
 /**
- * Makes a reader of a session's records: all of them without their states, or those of a number with them.
+ * Makes a reader of a session's records: all without their states, or a given number with their states.
  * `session()` gives the session's id, `token()` the server's token or undefined.
  */
 export function recordReader({ session, token }) {

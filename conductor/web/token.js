@@ -11,7 +11,7 @@ function fromAddress() {
   }
 }
 
-/** Ask the server what it thinks of a token. The WebSocket itself is told no reason by the browser. */
+/** Ask the server what it thinks of a token. The browser gives no reason to the WebSocket itself. */
 export async function refused(token) {
   try {
     const answer = await fetch("/ws", { headers: token ? { Authorization: `Bearer ${token}` } : {} });

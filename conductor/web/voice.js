@@ -1,4 +1,4 @@
-// The browser's voice. Where there is none, or it is off, a text counts as read.
+// The browser's voice. Without a voice, or with the voice off, a text is taken as read.
 import { byId, offer } from "./dom.js";
 import { keep, recall } from "./store.js";
 
@@ -13,7 +13,7 @@ export function voice(word) {
   let running = null;
   if (!synthesis) box.disabled = names.disabled = true;
 
-  /** The voices of the page's language, and those of the person's. */
+  /** The voices of the page's language, and of the person's. */
   function listVoices() {
     const languages = new Set(["en", navigator.language.slice(0, 2)]);
     const offered = synthesis?.getVoices().filter(({ lang }) => languages.has(lang.slice(0, 2))) ?? [];

@@ -201,7 +201,7 @@ COLUMNS: tuple[Column, ...] = get_args(Column)
 class Report:
     """One run.
 
-    ``refused`` are the histories that the model's service did not accept, ``failed_events`` those of clients
+    ``refused`` are the histories that the model's service did not accept, ``failed_events`` events of clients
     that met an unexpected error, and ``errors`` the harness's own.
     """
 

@@ -35,7 +35,7 @@ from conductor.conversation.phrases import FAILURES
 from conductor.events.server import ErrorEvent, SessionStarted, SpeechFinal, SpeechPartial, ToolCallEvent
 
 LATE_S = 3.0
-"""A final may come this long after ``idle`` before it counts as lost.
+"""A final may come this long after ``idle`` before it is lost.
 
 Only time in which the server can answer counts: a frozen node still holds its events.
 """

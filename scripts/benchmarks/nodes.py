@@ -63,7 +63,7 @@ class Process:
     """A server that writes its address, ``ws://host:port``, to its standard error.
 
     It appends to ``log``, or to a temporary file, and runs in the log's folder. Every start uses a given
-    ``port``. ``state`` is "up" once it is ready. ``headers`` are those of a session's client.
+    ``port``. ``state`` is "up" once it is ready. ``headers`` are what a session's client sends.
     """
 
     def __init__(

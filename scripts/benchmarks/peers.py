@@ -1,4 +1,4 @@
-"""Hostile peers, in a process of their own: ``python -m benchmarks.peers HOST PORT SECONDS KIND=COUNT …``.
+"""Hostile peers, in a separate process: ``python -m benchmarks.peers HOST PORT SECONDS KIND=COUNT …``.
 
 When all are connected, it prints a line. Then they misbehave.
 """
@@ -43,7 +43,7 @@ class Peer(App):
         self.attach(await WebSocket(self.receive).open(f"ws://{host}:{port}/ws", sock=sock))
 
     def frames(self, event_type: str, payload: Any) -> Iterator[bytes]:
-        """Make frames of an event without end, each under an id of its own."""
+        """Make frames of an event without end, each under a new id."""
         event = {"type": event_type, "timestamp": "t", "sessionId": self.session_id, "payload": payload}
         text = json.dumps(event).encode()
         for number in count():

@@ -136,7 +136,7 @@ class World:
 
 
 class Caller:
-    """A person with a phone: does one task after the other, each in a session of its own."""
+    """A person with a phone: does one task after the other, each in a new session."""
 
     def __init__(self, name: str, world: World) -> None:
         self.name, self._world = name, world

@@ -30,7 +30,7 @@ REMAINING = {
     "backups": "They are the operator's, with what was stored at their time.",
     "log lines": "They have the person's hash and, unless LOG_CONTENT is set, no texts.",
     "dead webhooks": "They have the person's hash and the session's id, and no texts.",
-    "notes": "They are files: those of a named person are in the folder of NOTES_DIR with the person's hash.",
+    "notes": "They are files: a named person's notes are in the folder of NOTES_DIR with the person's hash.",
 }
 
 
@@ -121,7 +121,7 @@ def _fields(stored: Stored) -> dict[str, str]:
 
 
 def _items(text: str) -> int:
-    """Count the items of a field: those of a list, else one."""
+    """Count the items of a field: the length of a list, else one."""
     try:
         value = msgspec.json.decode(text)
     except msgspec.MsgspecError:

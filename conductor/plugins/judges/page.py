@@ -121,7 +121,7 @@ class Page:
             choices = [f"{word[:-1]}|" if word.endswith("?") else word for word in pattern.split()]
             for chosen in product(*([read(part) for part in choice.split("|")] for choice in choices)):
                 phrase = tuple(word for words in chosen for word in words)
-                if phrase and all(map(ne, phrase, phrase[1:])):  # a word said twice counts as one
+                if phrase and all(map(ne, phrase, phrase[1:])):  # a word said twice is one word
                     yield phrase
 
     # -- words

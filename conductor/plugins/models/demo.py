@@ -182,7 +182,7 @@ def _count(match: re.Match[str], _: ModelRequest) -> DemoOutput:
     return DemoOutput(", ".join(map(str, range(1, int(match["last"]) + 1))) + ".")
 
 
-# Sentences of their own. The first one that matches is taken, before any tool.
+# Sentences without a tool. The first match is taken, before any tool.
 SENTENCES: Sequence[tuple[str, Callable[[re.Match[str], ModelRequest], DemoOutput]]] = (
     (r"(?:repeat after me|say)\b[:,]?\s+(?P<text>\S.*)", lambda match, _: DemoOutput(match["text"])),
     (r"call\s+(?:the\s+)?(?:tool\s+)?(?P<tool>[\w.-]+)(?:\s+with\b\s*(?P<arguments>.*)|[.!?\s]*)$", _call),

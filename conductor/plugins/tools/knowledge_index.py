@@ -200,7 +200,7 @@ class KnowledgeIndex:
             await asyncio.sleep(max(PAUSE_S, _PAUSE_FACTOR * update.duration_s))
 
     def _failures(self, connection: sqlite3.Connection) -> list[tuple[str, str]]:
-        """List the documents to read again: at first all with a problem, later those of the disk's errors."""
+        """List the documents to read again: at first all with a problem, later all with a disk error."""
         rows = connection.execute("SELECT path, problem FROM file WHERE problem IS NOT NULL").fetchall()
         is_first, self._is_first = self._is_first, False
         return [(path, problem) for path, problem in rows if is_first or problem.startswith(_NOT_READ)]
@@ -320,7 +320,7 @@ class KnowledgeIndex:
 
 
 def rank(texts: Sequence[str], query: str, limit: int) -> list[int]:
-    """Search short texts, each a document of its own; gives the indices of the best ones."""
+    """Search short texts, each a separate document, and return the indices of the best."""
     with closing(sqlite3.connect(":memory:")) as connection:
         connection.executescript(_SCHEMA)
         for index, text in enumerate(texts):

@@ -34,7 +34,7 @@ BUDGET_S = 5.0
 # Bytes of a file that is searched, and characters of a line that a pattern sees.
 MAX_FILE_BYTES = 2 * 1024 * 1024
 MAX_LINE_CHARS = 2000
-# Characters of a line in a result, and those of them before the match.
+# Characters of a line in a result, and how many stand before the match.
 _EXCERPT_CHARS = 200
 _CHARS_BEFORE = 60
 # Lines between two checks of the limits.

@@ -20,7 +20,7 @@ EntryKind: TypeAlias = Literal["folder", "file", "link", "other"]
 MARKS: Mapping[EntryKind, str] = {"folder": "/", "file": "", "link": " (link)", "other": " (special)"}
 
 Chain: TypeAlias = tuple[tuple[int, tuple[gitignore.IgnoreRule, ...]], ...]
-"""The rules that hold in a folder, from its root down, each with the number of parts of its own folder."""
+"""The rules that hold in a folder, from its root down, each with the number of parts of its folder."""
 
 
 class Walk:

@@ -72,7 +72,7 @@ async def test_a_client_with_the_capability_is_told_of_each_mistake() -> None:
             ("unknown_field", f"The tool 'lamp.switch' has the unknown field '{name}'.", "e-3")
             for name in ("inputschema", "annotations.readonlyHint", "_meta.conducter")
         ),
-        ("unknown_call", "This callId is not that of a tool.call; it is not the frame's id.", "e-4"),
+        ("unknown_call", "No tool.call had this callId. It is not the frame's id.", "e-4"),
     ]
     assert {item["code"] for item in diagnostics if item["severity"] == "info"} == {"unknown_capability"}
 

@@ -71,7 +71,7 @@ NEEDS_REPLIES = ": replies are required for model: scripted, and not allowed oth
         (f"model: demo\nreplies: [Hi]\n{STEPS}", NEEDS_REPLIES),
         (
             "cards: false\nsteps: [{say: Hi, approve: tap}]",
-            ": approve needs cards; without cards a step of its own answers the spoken question.",
+            ": approve needs cards; without cards a separate step answers the spoken question.",
         ),
         (
             "steps: [{say: Hi, expect: {called: [{tool: calculator, arguments: {x: 1}}]}}]",

@@ -1,6 +1,6 @@
 """Read a reply while it arrives: the words to speak, the calls, and the reply's end; pure.
 
-Words are given as they arrive, also those of a ``final_answer`` whose JSON string is still open. A possible
+Words are given as they arrive, also from a ``final_answer`` whose JSON string is still open. A possible
 call is held back until it is complete. A call must begin a line, a fence or a tag, and only white space or
 calls may follow on its line. After a call or an answer anything but another object ends the reply.
 """

@@ -14,7 +14,7 @@ _TAGS = ("<tool_call>", "<function_calls>", "[TOOL_CALLS]", "<function=", "<invo
 _CONTENT = r"\s{0,40}(?:[{\[<]|[\w.-]{1,64}[({<\[\n])"
 _CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))}){_CONTENT}|<function=[\w.-]|<invoke name=")
 _BEGUN_CALL = re.compile(rf"(?:{'|'.join(map(re.escape, _TAGS[:3]))})\s{{0,40}}[\w.-]{{0,64}}\Z")
-# An object of calls, or a list of them, has a line of its own, as a fence of code has.
+# An object of calls, or a list of them, stands alone on its line, as a fence of code does.
 _MARGIN = r"[ \t]{0,40}"
 _BLANK = re.compile(_MARGIN)
 _FENCE = re.compile(rf"{_MARGIN}```")
