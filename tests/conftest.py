@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from hypothesis import settings
 from conductor.cli import main
 from conductor.entry_points import plugins
 from conductor.settings import Settings
+
+# What collection makes, a million objects, stays to the end: each collection of garbage is spared it.
+gc.disable()
 
 # Without a deadline, as machines may be busy, and half the usual examples.
 settings.register_profile("conductor", deadline=None, print_blob=True, max_examples=50)
@@ -35,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "system"):
             item.add_marker("extended")
+
+
+def pytest_collection_finish() -> None:
+    """Begin to collect garbage, of what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 def environment(**values: str) -> dict[str, str]:

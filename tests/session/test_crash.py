@@ -1,14 +1,17 @@
 """A session that is killed at each of its commits: nothing acknowledged is lost, and no write runs twice.
 
-Each walk is played once to its end, and then once for each of its commits and each kind of death.
-`python -m tests.session.test_crash` prints the figures.
+Each walk is played once to its end, and then once for each of its commits and each kind of death; without
+``--extended``, for a random tenth of both. `python -m tests.session.test_crash` prints the figures.
 """
 
 from __future__ import annotations
 
+import math
+import random
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -306,39 +309,40 @@ WALKS = [
 ]
 
 
-def deaths(walk: Walk) -> Iterator[tuple[World, str]]:
-    """Give a world for each commit of a walk, each kind of death or return."""
+KINDS: list[tuple[Kill, bool]] = [("before", False), ("after", False), ("after", True), ("doubt", False)]
+"""When a process dies, and whether the app is launched again, too."""
+
+
+def deaths(walk: Walk, share: float = 1.0) -> Iterator[tuple[World, str]]:
+    """Give a world for this share of a walk's deaths: each kind at each of its commits."""
     undisturbed = World(walk)
     expected = run(undisturbed.play())
-    for at in range(1, undisturbed.store.count + 1):
-        kinds: list[tuple[Kill, bool]] = [
-            ("before", False),
-            ("after", False),
-            ("after", True),
-            ("doubt", False),
-        ]
-        for kill, relaunch in kinds:
-            world = World(walk, at, kill, relaunch=relaunch)
-            name = f"{walk.name}, {kill} commit {at} of {undisturbed.store.count}"
-            name += ", relaunched" if relaunch else ""
-            try:
-                answers = kill in ("before", "after") and not relaunch
-                compare(walk, expected, run(world.play()), answers=answers)
-            except Exception as error:
-                raise AssertionError(f"{name}: {error!r}\n{expected}\n{world.app.shapes()}") from error
-            yield world, name
+    every = list(product(range(1, undisturbed.store.count + 1), KINDS))
+    for at, (kill, relaunch) in random.sample(every, math.ceil(share * len(every))):
+        world = World(walk, at, kill, relaunch=relaunch)
+        name = f"{walk.name}, {kill} commit {at} of {undisturbed.store.count}"
+        name += ", relaunched" if relaunch else ""
+        try:
+            answers = kill in ("before", "after") and not relaunch
+            compare(walk, expected, run(world.play()), answers=answers)
+        except Exception as error:
+            raise AssertionError(f"{name}: {error!r}\n{expected}\n{world.app.shapes()}") from error
+        yield world, name
 
 
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.1, 2), pytest.param(1.0, 12, marks=pytest.mark.extended)], ids=["tenth", "all"]
+)
 @pytest.mark.parametrize(
     ("walk", "snapshot_commits"),
     [(walk, 3) for walk in WALKS] + [(walk, SNAPSHOT_COMMITS) for walk in WALKS if walk.exact],
     ids=lambda value: value.name.replace(" ", "_") if isinstance(value, Walk) else value,
 )
 def test_a_session_may_die_at_each_of_its_commits(
-    walk: Walk, snapshot_commits: int, monkeypatch: pytest.MonkeyPatch
+    walk: Walk, snapshot_commits: int, share: float, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commits, "SNAPSHOT_COMMITS", snapshot_commits)
-    assert sum(1 for _ in deaths(walk)) >= 12
+    assert sum(1 for _ in deaths(walk, share)) >= least
 
 
 def main() -> None:

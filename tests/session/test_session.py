@@ -222,21 +222,32 @@ async def chaos(seed: int, mode: str, stale_speech: float = -1.0, segments: str 
         raise AssertionError(f"seed {seed}: {error}; {world.trail}; {stage.app.shapes()[-30:]}") from error
 
 
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 100), marks=pytest.mark.extended)], ids=str
+)
 @pytest.mark.parametrize("mode", ["cancel", "queue"])
-@pytest.mark.parametrize("start", range(0, 100, 20))
-def test_nothing_that_can_happen_breaks_a_session(start: int, mode: str) -> None:
-    for seed in range(start, start + 20):
+def test_nothing_that_can_happen_breaks_a_session(mode: str, seeds: range) -> None:
+    for seed in seeds:
         run(chaos(seed, mode))
 
 
-def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed() -> None:
-    for seed in range(140, 160):
+A_TENTH = pytest.mark.parametrize(
+    "seeds", [range(140, 142), pytest.param(range(142, 160), marks=pytest.mark.extended)], ids=str
+)
+
+
+@A_TENTH
+def test_nothing_that_can_happen_breaks_a_session_whose_speeches_are_replayed(seeds: range) -> None:
+    for seed in seeds:
         run(chaos(seed, "cancel", stale_speech=10.0))
 
 
+@A_TENTH
 @pytest.mark.parametrize("segments", ["always", "capable"])
-def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(segments: str) -> None:
-    for seed in range(160, 180):
+def test_nothing_that_can_happen_breaks_a_session_that_speaks_in_segments(
+    segments: str, seeds: range
+) -> None:
+    for seed in seeds:
         run(chaos(seed, "cancel", stale_speech=10.0, segments=segments))
 
 
