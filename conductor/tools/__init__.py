@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
-    from conductor.tools.outcomes import Effect, Risk
+    from conductor.tools.outcomes import Effect, ErrorType, Risk
 
 MARK = "__conductor_tool__"
 """The attribute of a function that `tool` marks."""
@@ -18,10 +18,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ToolError(Exception):
-    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed.
+    """Raised by a tool: the model reads its text. For other exceptions it reads only that the tool failed."""
 
-    It is the error type ``tool_error``.
-    """
+    def __init__(self, message: str, error_type: ErrorType = "tool_error") -> None:
+        super().__init__(message)
+        self.error_type: ErrorType = error_type
 
 
 @overload
@@ -32,6 +33,7 @@ def tool(function: F, /) -> F: ...
 def tool(
     *,
     name: str | None = None,
+    description: str | None = None,
     risk: Risk = "medium",
     effect: Effect = "write",
     timeout_s: float | None = None,
@@ -48,11 +50,12 @@ def tool(
 def tool(function: F | None = None, /, *, name: str | None = None, **options: Any) -> F | Callable[[F], F]:
     """Offer a function to the model, as ``@tool`` or with options, which are fields of `ToolSpec`.
 
-    ``name`` defaults to the function's. The docstring is the description, and the parameters' types are the
-    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints. The
-    server passes a parameter of the type `CallContext`. The result is JSON, or a value that pydantic can
-    encode: models, dataclasses, dates. A function that is not ``async`` runs in a thread, which continues
-    after the time limit.
+    ``name`` defaults to the function's, ``description`` to the docstring. The parameters' types are the
+    schema: any type of pydantic, with ``Annotated[int, Field(ge=1, description="…")]`` for constraints; a
+    parameter that is ``| None = None`` may be left out. The server passes a parameter of the type
+    `CallContext`. The result is a `ToolOutcome`, JSON, or a value that pydantic can encode: models,
+    dataclasses, dates. A function that is not ``async`` runs in a thread, which continues after the time
+    limit. An interruption cancels a call that only reads.
     """
 
     def mark(marked: F) -> F:

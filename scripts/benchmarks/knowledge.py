@@ -12,7 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from benchmarks.scenarios import ToolMetrics
-from conductor.plugins.tools.knowledge_index import KnowledgeBase, KnowledgeIndex
+from conductor.plugins.tools.functions import PythonToolset, builtin_tool
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex, knowledge_searcher
 from conductor.plugins.tools.sandbox import CancelFlag
 from conductor.tools.base import CallContext
 
@@ -66,17 +67,17 @@ async def knowledge_base(documents: int = DOCUMENTS, queries: int = QUERIES) -> 
         figures["update_s"] = round(changed.duration_s, 3)
         async with _gaps(gaps):
             texts = [words.some(rng.randint(1, 8)) for _ in range(queries)]
-            times = sorted(await _ask(KnowledgeBase(index), texts))
+            times = sorted(await _ask(PythonToolset([builtin_tool(knowledge_searcher(index))]), texts))
         figures |= {"query_p50_ms": _ms(times[queries // 2]), "query_p99_ms": _ms(times[queries * 99 // 100])}
         figures |= {"query_max_ms": _ms(times[-1]), "query_loop_max_ms": _ms(max(gaps))}
     return figures
 
 
-async def _ask(tool: KnowledgeBase, queries: Sequence[str]) -> list[float]:
-    times = []
+async def _ask(tools: PythonToolset, queries: Sequence[str]) -> list[float]:
+    times, context = [], CallContext(session_id="s", call_id="c")
     for query in queries:
         start = time.perf_counter()
-        outcome = await tool.run({"query": query}, CallContext(session_id="s", call_id="c"))
+        outcome = await tools.call("query_knowledge_base", {"query": query}, context)
         times.append(time.perf_counter() - start)
         assert outcome.success and outcome.data["results"]
     return times

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from conductor.plugins.tools.calculator import Calculator
-from conductor.plugins.tools.clock import CurrentTime
-from conductor.plugins.tools.file_tree import FileTree
+from conductor.plugins.tools.calculator import calculator
+from conductor.plugins.tools.clock import clock
+from conductor.plugins.tools.file_tree import tree_lister
 from conductor.plugins.tools.folders import file_roots, knowledge_index, notes_dir
-from conductor.plugins.tools.knowledge_index import KnowledgeBase, KnowledgeIndex
-from conductor.plugins.tools.notes import NotesCreate, NotesSearch
-from conductor.plugins.tools.read_file import ReadFile
+from conductor.plugins.tools.functions import PythonTool, PythonToolset, builtin_tool
+from conductor.plugins.tools.knowledge_index import KnowledgeIndex, knowledge_searcher
+from conductor.plugins.tools.notes import note_search, note_writer
+from conductor.plugins.tools.read_file import file_reader
 from conductor.plugins.tools.sandbox import SUPPORTED, Files, Roots
-from conductor.plugins.tools.schedule import CancelScheduledTask, ListScheduledTasks, ScheduleTask
-from conductor.plugins.tools.search_files import SearchFiles
-from conductor.plugins.tools.tasks import AddTask, ListTasks, UpdateTask
-from conductor.plugins.tools.web import DDGS, WebFetch, WebSearch, check_installed
-from conductor.plugins.tools.write_file import CreateFile, WriteFile
+from conductor.plugins.tools.schedule import cancel_scheduled_task, list_scheduled_tasks, scheduler
+from conductor.plugins.tools.search_files import file_search
+from conductor.plugins.tools.tasks import add_task, list_tasks, update_task
+from conductor.plugins.tools.web import DDGS, check_installed, search_engine, web_reader
+from conductor.plugins.tools.write_file import file_creator, file_writer
 from conductor.settings import Settings
-from conductor.tools.base import CallContext, Toolset, ToolSpec
-from conductor.tools.outcomes import ToolOutcome, failed
-
-
-class BuiltinTool(Protocol):
-    """A tool with its definition."""
-
-    @property
-    def spec(self) -> ToolSpec:
-        """Return the definition; its ``source`` is ``builtin``."""
-        ...
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Run with validated arguments. A failure is an outcome, not an exception."""
-        ...
+from conductor.tools.base import ToolSpec
 
 
 def standard_tools(
@@ -45,97 +31,76 @@ def standard_tools(
     knowledge: KnowledgeIndex | None = None,
     web_fetch: bool = False,
     web_search: str | None = None,
-) -> tuple[BuiltinTool, ...]:
+) -> tuple[PythonTool, ...]:
     """Make the standard tools.
 
     The file tools need ``file_roots``, the notes ``notes_dir`` and the knowledge base its index, and all of
     them a system that can open files without following links. ``web_search`` is the search engine.
     """
-    tools: list[BuiltinTool] = [
-        CurrentTime(),
-        Calculator(),
-        AddTask(),
-        ListTasks(),
-        UpdateTask(),
-        ScheduleTask(),
-        ListScheduledTasks(),
-        CancelScheduledTask(),
-    ]
+    tools: list[Callable[..., Any]] = [clock(), calculator, add_task, list_tasks, update_task]
+    tools += [scheduler(), list_scheduled_tasks, cancel_scheduled_task]
     if file_roots and SUPPORTED:
         files = Files(Roots(file_roots))
-        tools += (FileTree(files), SearchFiles(files), ReadFile(files))
-        tools += (CreateFile(files), WriteFile(files))
+        tools += [tree_lister(files), file_search(files), file_reader(files)]
+        tools += [file_creator(files), file_writer(files)]
     if notes_dir is not None and SUPPORTED:
         notes = Files(Roots([notes_dir]))
-        tools += (NotesCreate(notes), NotesSearch(notes))
+        tools += [note_writer(notes), note_search(notes)]
     if knowledge is not None and SUPPORTED:
-        tools.append(KnowledgeBase(knowledge))
+        tools.append(knowledge_searcher(knowledge))
     if web_fetch:
-        check_installed("WEB_FETCH", "trafilatura")
-        tools.append(WebFetch())
+        tools.append(web_reader())
     if web_search is not None:
-        if web_search == DDGS:
-            check_installed("WEB_SEARCH", DDGS)
-        tools.append(WebSearch(web_search))
-    return tuple(tools)
+        tools.append(search_engine(web_search))
+    return tuple(builtin_tool(function) for function in tools)
 
 
 def builtin_specs() -> tuple[ToolSpec, ...]:
     """List the definitions of all standard tools, including the ones that the settings disable."""
     top = Path("/")
     index = KnowledgeIndex(top, top / "unused")
-    tools = standard_tools(file_roots=[top], notes_dir=top, knowledge=index)
-    return (*(tool.spec for tool in tools), WebFetch.spec, WebSearch.spec)
+    tools = standard_tools(file_roots=[top], notes_dir=top, knowledge=index, web_fetch=True, web_search=DDGS)
+    return tuple(tool.spec for tool in tools)
 
 
-class BuiltinToolset(Toolset):
-    """The built-in tools."""
+class BuiltinToolset(PythonToolset):
+    """The built-in tools, and the index of the knowledge base, which is kept up to date."""
 
-    def __init__(self, tools: Iterable[BuiltinTool] | None = None) -> None:
-        self._tools = {tool.spec.name: tool for tool in (standard_tools() if tools is None else tools)}
-        self._specs = tuple(_spec(tool) for tool in self._tools.values())
-        self._tasks: list[asyncio.Task[None]] = []
+    def __init__(
+        self, tools: Sequence[PythonTool] | None = None, knowledge: KnowledgeIndex | None = None
+    ) -> None:
+        super().__init__(standard_tools() if tools is None else tools)
+        self._knowledge = knowledge
+        self._task: asyncio.Task[None] | None = None
 
     async def start(self, on_change: Callable[[], None]) -> None:
-        """Start the background work of the tools, which keeps an index up to date."""
-        watches = [getattr(tool, "watch", None) for tool in self._tools.values()]
-        self._tasks = [asyncio.create_task(watch()) for watch in watches if watch is not None]
+        """Start the update of the index."""
+        if self._knowledge is not None:
+            self._task = asyncio.create_task(self._knowledge.watch())
 
     async def aclose(self) -> None:
-        """Stop the background work."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def specs(self) -> Sequence[ToolSpec]:
-        """List the tools, in the order of the registry."""
-        return self._specs
+        """Stop the update of the index."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
     def all_specs(self) -> Sequence[ToolSpec]:
         """List all standard tools, including the ones that the settings disable."""
         return builtin_specs()
 
-    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Run a tool with validated arguments."""
-        tool = self._tools.get(name)
-        if tool is None:
-            return failed("not_found", f"There is no built-in tool {name[:128]!r}. Nothing was run.")
-        return await tool.run(arguments, context)
-
 
 def from_settings(settings: Settings) -> BuiltinToolset:
     """Make the tools that the settings offer. Raises `SettingsError`."""
-    return BuiltinToolset(
-        standard_tools(
-            file_roots=file_roots(settings),
-            notes_dir=notes_dir(settings),
-            knowledge=knowledge_index(settings),
-            web_fetch=settings.web_fetch,
-            web_search=settings.web_search,
-        )
+    if settings.web_fetch:
+        check_installed("WEB_FETCH", "trafilatura")
+    if settings.web_search == DDGS:
+        check_installed("WEB_SEARCH", DDGS)
+    knowledge = knowledge_index(settings)
+    tools = standard_tools(
+        file_roots=file_roots(settings),
+        notes_dir=notes_dir(settings),
+        knowledge=knowledge,
+        web_fetch=settings.web_fetch,
+        web_search=settings.web_search,
     )
-
-
-def _spec(tool: BuiltinTool) -> ToolSpec:
-    sensitive, preview = getattr(tool, "sensitive", None), getattr(tool, "preview", None)
-    return replace(tool.spec, sensitive=sensitive, preview=preview)
+    return BuiltinToolset(tools, knowledge)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from conductor.plugins.tools.definitions import argument, definition
-from conductor.tools.base import CallContext
-from conductor.tools.outcomes import ToolOutcome, failed, succeeded
+from pydantic import Field
+
+from conductor.tools import ToolError, tool
 
 # Characters and nesting of an expression, which is read recursively.
 MAX_CHARS = 512
@@ -41,35 +41,29 @@ class CalculationError(ValueError):
     """An expression that has no value here; the message is a sentence for a model."""
 
 
-class Calculator:
-    """``calculator``."""
-
-    spec = definition(
-        "calculator",
-        "Compute an arithmetic expression. Use it for all but the simplest sums. Operators: + - * "
-        "/ // % ^ (power) and brackets; per cent as in 17% of 2340. Functions: sqrt exp log (natural, or "
-        "log(x, base)) log2 log10 sin cos tan asin acos atan (radians) degrees radians abs round floor "
-        "ceil min max factorial; constants pi and e. Write numbers without thousands separators or units.",
-        {
-            "expression": argument(
-                "string",
-                "For example: (1250 + 399.9) * 1.19, or 17% of 2340",
-                minLength=1,
-                maxLength=MAX_CHARS,
-            ),
-        },
-        required=["expression"],
-        risk="safe",
-        effect="read",
-    )
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with ``result``, as text: whole numbers in full, others with 15 significant digits."""
-        try:
-            result = calculate(arguments["expression"])
-        except CalculationError as error:
-            return failed("validation_failed", f"{error} Nothing was computed.")
-        return succeeded({"result": result})
+@tool(
+    description="Compute an arithmetic expression. Use it for all but the simplest sums. Operators: + - * "
+    "/ // % ^ (power) and brackets; per cent as in 17% of 2340. Functions: sqrt exp log (natural, or "
+    "log(x, base)) log2 log10 sin cos tan asin acos atan (radians) degrees radians abs round floor "
+    "ceil min max factorial; constants pi and e. Write numbers without thousands separators or units.",
+    risk="safe",
+    effect="read",
+)
+async def calculator(
+    expression: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MAX_CHARS,
+            description="For example: (1250 + 399.9) * 1.19, or 17% of 2340",
+        ),
+    ],
+) -> dict[str, str]:
+    """Answer with ``result``, as text: whole numbers in full, others with 15 significant digits."""
+    try:
+        return {"result": calculate(expression)}
+    except CalculationError as error:
+        raise ToolError(f"{error} Nothing was computed.", "validation_failed") from None
 
 
 def calculate(expression: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import Field
 
-from conductor.plugins.tools.definitions import argument, definition
 from conductor.plugins.tools.sandbox import CancelFlag, Files, SandboxPath
 from conductor.plugins.tools.walk import MARKS, Walk, is_everything
-from conductor.tools.base import CallContext
+from conductor.tools import tool
 from conductor.tools.outcomes import ToolOutcome, succeeded
 
 # Levels of a tree, and its entries.
@@ -21,55 +21,55 @@ MAX_TEXT_BYTES = 14 * 1024
 BUDGET_S = 2.0
 
 
-class FileTree:
-    """``get_file_tree``."""
+def tree_lister(files: Files) -> Callable[..., Any]:
+    """Make the tool."""
 
-    spec = definition(
-        "get_file_tree",
-        "List files and folders by their paths; folders end in /. Files that .gitignore names are left "
-        "out. It says when not everything is shown: then ask for a folder by its path.",
-        {
-            "path": argument(
-                "string", "Folder to list, for example src. Leave it out for everything.", maxLength=4096
-            ),
-            "depth": argument(
-                "integer",
-                f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
-                minimum=1,
-                maximum=MAX_DEPTH,
-            ),
-        },
+    @tool(
+        description="List files and folders by their paths; folders end in /. Files that .gitignore names "
+        "are left out. It says when not everything is shown: then ask for a folder by its path.",
         risk="safe",
         effect="read",
         untrusted=True,
     )
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+    async def get_file_tree(
+        path: Annotated[
+            str | None,
+            Field(
+                max_length=4096,
+                description="Folder to list, for example src. Leave it out for everything.",
+            ),
+        ] = None,
+        depth: Annotated[
+            int | None,
+            Field(
+                ge=1,
+                le=MAX_DEPTH,
+                description=f"Levels to go down; 1 is the folder itself. Default {MAX_DEPTH}.",
+            ),
+        ] = None,
+    ) -> ToolOutcome:
         """Answer with ``tree`` and ``complete``.
 
         The levels nearest to the top come first; of a folder its folders, then the other entries, each by
         name. If not everything fits, the outcome's notes give the reason.
         """
-        path = arguments.get("path") or ""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            tree = _Tree(self._files, stop, BUDGET_S)
-            depth = arguments.get("depth", MAX_DEPTH)
-            if is_everything(path) and len(self._files.roots.all) > 1:
-                for root in self._files.roots.all:
+            tree = _Tree(files, stop, BUDGET_S)
+            if is_everything(path or "") and len(files.roots.all) > 1:
+                for root in files.roots.all:
                     try:
-                        tree.add_below(SandboxPath(root, ()), depth)
+                        tree.add_below(SandboxPath(root, ()), depth or MAX_DEPTH)
                     except OSError:
                         tree.cut(f"The folder {root.label!r} is not available now.")
             else:
-                folder = "." if is_everything(path) else path
-                self._files.first(folder, lambda location: tree.add_below(location, depth))
+                folder = "." if is_everything(path or "") else path or ""
+                files.first(folder, lambda location: tree.add_below(location, depth or MAX_DEPTH))
             return tree.outcome()
 
-        return await self._files.run(work, walk=True)
+        return await files.run(work, walk=True)
+
+    return get_file_tree
 
 
 class _Tree(Walk):

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from conductor.config_file import check_fields, check_url, read_toml, validate
 from conductor.errors import SettingsError
 from conductor.plugins.addresses import Network
-from conductor.plugins.tools.definitions import ToolFailure, web_client
+from conductor.plugins.tools.threads import web_client
 from conductor.settings import Settings, with_environment
+from conductor.tools import ToolError
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.declarations import NAME, SERVER_PREFIXES
 from conductor.tools.outcomes import (
@@ -167,7 +168,7 @@ def _check_url(label: str, tool: HttpToolConfig) -> None:
 
 
 def make_url(template: str, arguments: Mapping[str, Any], query_arguments: Mapping[str, Any]) -> str:
-    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ToolFailure`.
+    """Fill a URL's placeholders, and add ``query_arguments`` to its query. Raises `ToolError`.
 
     A value is one segment of the path, or one name or value of the query, with any characters. Without the
     argument, the name and the value are left out of the query.
@@ -189,13 +190,13 @@ def _segment(template: str, arguments: Mapping[str, Any]) -> str:
         value = arguments.get(match[1])
         if value is None or isinstance(value, list | dict) or value == "":
             message = f"{match[1]} must be a text or a number, and cannot be left out. Nothing was run."
-            raise ToolFailure("validation_failed", message)
+            raise ToolError(message, "validation_failed")
         return quote(_text(value), safe="")
 
     segment = _PLACEHOLDER.sub(filled, template)
     if segment in (".", "..") and template != segment:
         message = "An argument must not be . or .. in the path. Nothing was run."
-        raise ToolFailure("validation_failed", message)
+        raise ToolError(message, "validation_failed")
     return segment
 
 
@@ -283,8 +284,8 @@ class HttpToolset(Toolset):
                 max_bytes=MAX_ANSWER_BYTES,
                 allowed=tool.allow,
             )
-        except ToolFailure as error:
-            return error.outcome
+        except ToolError as error:
+            return failed(error.error_type, str(error))
         except web.WebError as error:
             answered = "" if error.status in (None, 200) else f"The service answered {error.status}. "
             return without_result(error.fate, f"{answered}{error}", effect=tool.spec.effect, reason="http")

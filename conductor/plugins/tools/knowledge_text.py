@@ -53,7 +53,7 @@ def suffixes() -> tuple[str, ...]:
 def passages(name: str, data: bytes, stop: CancelFlag, seconds: float = MAX_PDF_S) -> Iterator[Passage]:
     """Split a document into passages; a PDF within ``seconds``.
 
-    Raises `DocumentError`, and `ToolFailure` if ``stop`` is set.
+    Raises `DocumentError`, and `ToolError` if ``stop`` is set.
     """
     if name.lower().endswith(".pdf"):
         for number, text in enumerate(_pages(data, stop, seconds), 1):

@@ -5,73 +5,23 @@ from __future__ import annotations
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
-
-from pydantic import BaseModel, ConfigDict, PydanticUserError, ValidationError, create_model
+from typing import Any
 
 from conductor.errors import SettingsError
-from conductor.plugins.tools.definitions import in_thread
+from conductor.plugins.tools.functions import PythonTool, PythonToolset, python_tool
 from conductor.settings import Settings
-from conductor.tools import MARK, ToolError
-from conductor.tools.base import CallContext, Toolset, ToolSpec
-from conductor.tools.declarations import NAME, SERVER_PREFIXES
-from conductor.tools.outcomes import ToolOutcome, failed, returned
-from conductor.tools.schema import SchemaError, read_schema
+from conductor.tools import MARK
 
 GROUP = "conductor.tools"
 """The group of entry points; each names a function or a module with functions."""
 # Threads of functions that are not ``async``. A function that hangs keeps its thread.
 MAX_THREADS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class PythonTool:
-    """A function and the model of its arguments."""
-
-    spec: ToolSpec
-    function: Callable[..., Any]
-    arguments: type[BaseModel]
-    context_name: str | None
-
-
-class PythonToolset(Toolset):
-    """Python functions."""
-
-    def __init__(self, tools: Iterable[PythonTool]) -> None:
-        self._tools = {tool.spec.name: tool for tool in tools}
-        self._threads = ThreadPoolExecutor(MAX_THREADS, "tool")
-
-    def specs(self) -> Sequence[ToolSpec]:
-        """List the tools."""
-        return [tool.spec for tool in self._tools.values()]
-
-    async def call(self, name: str, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Call the function; raises its exceptions except `ToolError`."""
-        python_tool = self._tools[name]
-        try:
-            values = dict(python_tool.arguments.model_validate(arguments))
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            location = ".".join(map(str, first["loc"]))
-            return failed("validation_failed", f"{location}: {first['msg']}. Nothing was run.")
-        if python_tool.context_name is not None:
-            values[python_tool.context_name] = context
-        try:
-            if inspect.iscoroutinefunction(python_tool.function):
-                result = await python_tool.function(**values)
-            else:
-                result = await in_thread(self._threads, lambda: python_tool.function(**values))
-        except ToolError as error:
-            return failed("tool_error", str(error))
-        return returned(result, python_tool.spec.effect)
 
 
 def from_settings(settings: Settings) -> PythonToolset:
@@ -88,10 +38,10 @@ def python_tools(path: Path | None) -> tuple[PythonTool, ...]:
     tools: dict[str, PythonTool] = {}
     for label, functions in _sources(path):
         for function in functions:
-            python_tool = _read(function, label)
-            if python_tool.spec.name in tools:
-                raise SettingsError(f"{label}: the name {python_tool.spec.name} belongs to another tool.")
-            tools[python_tool.spec.name] = python_tool
+            read = python_tool(function, label)
+            if read.spec.name in tools:
+                raise SettingsError(f"{label}: the name {read.spec.name} belongs to another tool.")
+            tools[read.spec.name] = read
     return tuple(tools.values())
 
 
@@ -142,42 +92,3 @@ def _marked(loaded: Any, label: str) -> list[Callable[..., Any]]:
     if not functions and not isinstance(loaded, ModuleType):
         raise SettingsError(f"{label} is not a function marked with @tool.")
     return functions
-
-
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-
-
-def _read(function: Callable[..., Any], origin: str) -> PythonTool:
-    options: dict[str, Any] = getattr(function, MARK)
-    name = options["name"]
-    label = f"{origin}: the tool {name}"
-    if not NAME.match(name) or name.startswith(SERVER_PREFIXES):
-        raise SettingsError(f"{label} needs another name: letters, digits, dots, hyphens and underscores.")
-    description = inspect.cleandoc(function.__doc__ or "")
-    if not description:
-        raise SettingsError(f"{label} needs a docstring: the model reads it as the description.")
-    fields: dict[str, Any] = {}
-    context_name = None
-    try:
-        hints = get_type_hints(function, include_extras=True)
-        for parameter in inspect.signature(function).parameters.values():
-            if hints.get(parameter.name) is CallContext:
-                context_name = parameter.name
-                continue
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise SettingsError(f"{label} takes {parameter}: a model passes arguments by name.")
-            if parameter.name not in hints:
-                raise SettingsError(f"{label}: the parameter {parameter.name} has no type.")
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (hints[parameter.name], default)
-        arguments = create_model(name, __base__=_Arguments, **fields)
-        schema = arguments.model_json_schema()
-        for part in (schema, *schema["properties"].values()) if fields else (schema,):
-            part.pop("title", None)
-        read_schema(schema)
-    except (PydanticUserError, SchemaError, TypeError, NameError) as error:
-        why = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
-        raise SettingsError(f"{label} cannot be offered: {why}.") from error
-    spec = ToolSpec(description=description, input_schema=schema, source="python", **options)
-    return PythonTool(spec, function, arguments, context_name)

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from conductor.plugins.tools.definitions import ToolFailure, in_thread
-from conductor.tools.outcomes import ErrorType, ToolOutcome
+from conductor.plugins.tools.threads import in_thread
+from conductor.tools import ToolError
+from conductor.tools.outcomes import ErrorType, ToolOutcome, failed
 
 # Bytes of a path (PATH_MAX of Linux), and its parts.
 MAX_PATH_BYTES = 4096
@@ -98,7 +99,7 @@ class Roots:
         """List the locations a path may mean, likeliest first; the first one that exists is used.
 
         A path is relative to a root, or absolute within one. It may begin with the root's label; with several
-        roots, the paths in results always do. Raises `ToolFailure`.
+        roots, the paths in results always do. Raises `ToolError`.
         """
         parts = split(path)
         if path.startswith("/"):
@@ -110,7 +111,7 @@ class Roots:
             }
             if not absolute:
                 reason = f"It is outside the allowed folders: {self.labels}."
-                raise ToolFailure("permission_denied", f"The path {quoted(path)} cannot be used. {reason}")
+                raise ToolError(f"The path {quoted(path)} cannot be used. {reason}", "permission_denied")
             return tuple(absolute)
         relative = tuple(SandboxPath(root, parts) for root in self.all)
         labelled = tuple(SandboxPath(root, parts[1:]) for root in self.all if parts[:1] == (root.label,))
@@ -226,7 +227,7 @@ def check_regular(status: os.stat_result) -> None:
 def split(path: str) -> tuple[str, ...]:
     """Split a path into its parts; ``.`` and doubled slashes are dropped.
 
-    Raises `ToolFailure` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
+    Raises `ToolError` for an empty path, ``..``, control characters, and more than `MAX_PATH_BYTES` or
     `MAX_PARTS`.
     """
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
@@ -242,7 +243,7 @@ def split(path: str) -> tuple[str, ...]:
     elif len(parts) > MAX_PARTS:
         problem = f"It has more than {MAX_PARTS} parts."
     if problem:
-        raise ToolFailure("validation_failed", f"The path {quoted(path)} cannot be used. {problem}")
+        raise ToolError(f"The path {quoted(path)} cannot be used. {problem}", "validation_failed")
     return parts
 
 
@@ -269,9 +270,9 @@ class CancelFlag(threading.Event):
     """Set when a call is cancelled: its thread cannot be cancelled, and checks the flag between its steps."""
 
     def check(self) -> None:
-        """Raise `ToolFailure` if the call was cancelled."""
+        """Raise `ToolError` if the call was cancelled."""
         if self.is_set():
-            raise ToolFailure("cancelled", "The call was cancelled.")
+            raise ToolError("The call was cancelled.", "cancelled")
 
 
 FileWork: TypeAlias = Callable[[CancelFlag], ToolOutcome]
@@ -287,7 +288,7 @@ class Files:
         self._walks = ThreadPoolExecutor(WALKS, thread_name_prefix="walks")
 
     async def run(self, work: FileWork, *, walk: bool = False) -> ToolOutcome:
-        """Run work in a thread; a `ToolFailure` is an outcome. A cancelled call stops at its next check."""
+        """Run work in a thread; a `ToolError` is an outcome. A cancelled call stops at its next check."""
         stop = CancelFlag()
         pool = self._walks if walk else self._pool
         try:
@@ -297,8 +298,8 @@ class Files:
             raise
 
     def first(self, path: str, attempt: Callable[[SandboxPath], T]) -> T:
-        """Return what ``attempt`` returns for the first existing location of a path. Raises `ToolFailure`."""
-        failure: ToolFailure | None = None
+        """Return what ``attempt`` returns for the first existing location of a path. Raises `ToolError`."""
+        failure: ToolError | None = None
         for location in self.roots.locations(path):
             try:
                 return attempt(location)
@@ -308,7 +309,7 @@ class Files:
                 failure = failure or described(error, self.roots.path_of(location))
             except OSError as error:
                 raise described(error, self.roots.path_of(location)) from None
-        raise failure or ToolFailure("not_found", f"There is no {quoted(path)} in {self.roots.labels}.")
+        raise failure or ToolError(f"There is no {quoted(path)} in {self.roots.labels}.", "not_found")
 
     def sensitive(self, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call with these arguments needs consent even if the tool is allowed, or None.
@@ -318,7 +319,7 @@ class Files:
         path = arguments.get("path")
         try:
             locations = self.roots.locations(path) if isinstance(path, str) else ()
-        except ToolFailure:
+        except ToolError:
             return None  # the call will be refused
         for location in locations:
             if may_hold_secrets((*location.root.parts, *location.parts)):
@@ -330,8 +331,8 @@ def _guarded(work: FileWork, stop: CancelFlag) -> ToolOutcome:
     try:
         stop.check()
         return work(stop)
-    except ToolFailure as error:
-        return error.outcome
+    except ToolError as error:
+        return failed(error.error_type, str(error))
 
 
 _WORDS: Mapping[int, tuple[ErrorType, str]] = {
@@ -347,13 +348,13 @@ _WORDS: Mapping[int, tuple[ErrorType, str]] = {
 }
 
 
-def described(error: OSError, path: str) -> ToolFailure:
+def described(error: OSError, path: str) -> ToolError:
     """Describe an error of the system by ``path``, not by the path in its own text."""
     if isinstance(error, DirectoryMissing):
-        return ToolFailure("io_error", f"The folder {str(error)!r} is not available now.")
+        return ToolError(f"The folder {str(error)!r} is not available now.", "io_error")
     reason = f"cannot be used: {os.strerror(error.errno or errno.EIO).lower()}"
     kind, words = _WORDS.get(error.errno or 0, ("io_error", reason))
-    return ToolFailure(kind, f"{quoted(path)} {words}.")
+    return ToolError(f"{quoted(path)} {words}.", kind)
 
 
 _SECRET_FOLDERS = (

@@ -5,18 +5,19 @@ A session of the person delivers a reminder when it is due (`conductor.session.r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
-from typing import Any, get_args
+from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
 import msgspec
+from pydantic import Field
 
 from conductor.errors import StoreError
 from conductor.plugins.tools.clock import UNKNOWN_ZONE, utc_now
-from conductor.plugins.tools.definitions import ToolFailure, argument, definition
-from conductor.plugins.tools.tasks import change_field, find_item, no_storage
+from conductor.plugins.tools.stored import change_field, find_item, no_storage
+from conductor.tools import ToolError, tool
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome, succeeded
 from conductor.tools.reminders import (
@@ -38,104 +39,95 @@ MAX_TEXT_CHARS = 500
 MAX_DAYS = 366 * 5
 
 
-class ScheduleTask:
-    """``schedule_task``."""
+def scheduler(now: Callable[[], datetime] = utc_now) -> Callable[..., Any]:
+    """Make ``schedule_task``. ``now`` returns the current time, with an offset."""
 
-    spec = definition(
-        "schedule_task",
-        "Remind the user later: at that time you are told the text and speak to the user. "
+    @tool(
+        description="Remind the user later: at that time you are told the text and speak to the user. "
         "Give in_minutes or at, and repeat if it shall come again.",
-        {
-            "text": argument(
-                "string", "What to tell the user, or to do, then.", minLength=1, maxLength=MAX_TEXT_CHARS
-            ),
-            "in_minutes": argument("number", exclusiveMinimum=0, maximum=MAX_DAYS * 24 * 60),
-            "at": argument(
-                "string", "The user's local time: 2026-05-01T08:00, or 08:00 for the next one.", maxLength=40
-            ),
-            "repeat": argument("string", enum=list(get_args(Repeat))),
-        },
-        required=["text"],
         needs_session=True,
         risk="medium",
         effect="write",
         title="Schedule a reminder",
     )
-
-    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
-        self._now = now
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+    async def schedule_task(
+        context: CallContext,
+        text: Annotated[
+            str,
+            Field(
+                min_length=1,
+                max_length=MAX_TEXT_CHARS,
+                description="What to tell the user, or to do, then.",
+            ),
+        ],
+        in_minutes: Annotated[float | None, Field(gt=0, le=MAX_DAYS * 24 * 60)] = None,
+        at: Annotated[
+            str | None,
+            Field(
+                max_length=40,
+                description="The user's local time: 2026-05-01T08:00, or 08:00 for the next one.",
+            ),
+        ] = None,
+        repeat: Repeat | None = None,
+    ) -> ToolOutcome:
         """Answer with the new ``reminder``."""
-        now = self._now().astimezone(UTC)
+        moment = now().astimezone(UTC)
         zone = find_zone(context.time_zone or "")
         notes = () if zone else (UNKNOWN_ZONE,)
 
-        def add(text: str | None) -> tuple[str, ToolOutcome]:
-            due, note = _due(arguments, now, zone or ZoneInfo("UTC"))
-            stored = _stored(text)
+        def add(stored_text: str | None) -> tuple[str, ToolOutcome]:
+            due, note = _due(in_minutes, at, moment, zone or ZoneInfo("UTC"))
+            stored = _stored(stored_text)
             if len(stored.reminders) >= MAX_REMINDERS:
-                raise ToolFailure("validation_failed", f"There are {MAX_REMINDERS} reminders already.")
-            words = " ".join(arguments["text"].split())
-            reminder = due.reminder(stored.next_id, words, arguments.get("repeat"))
+                raise ToolError(f"There are {MAX_REMINDERS} reminders already.", "validation_failed")
+            reminder = due.reminder(stored.next_id, " ".join(text.split()), repeat)
             reminder = msgspec.structs.replace(reminder, untrusted=context.tainted)
             outcome = succeeded({"reminder": reminder.view}, notes=(*notes, *note))
-            return write_reminders((*stored.reminders, reminder), text), outcome
+            return write_reminders((*stored.reminders, reminder), stored_text), outcome
 
         return await change_field(context.person, FIELD, "reminders", add)
 
-
-class ListScheduledTasks:
-    """``list_scheduled_tasks``."""
-
-    spec = definition(
-        "list_scheduled_tasks",
-        "List the user's reminders, the next one first.",
-        {},
-        needs_session=True,
-        risk="safe",
-        effect="read",
-    )
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with ``reminders``."""
-        if context.person is None:
-            return no_storage("reminders").outcome
-        try:
-            await context.person.refresh()  # another process may have set one
-            reminders = _stored(context.person.get(FIELD)).reminders
-        except StoreError:
-            return ToolFailure("io_error", "The reminders could not be read.").outcome
-        except ToolFailure as failure:
-            return failure.outcome
-        shown = [item.view for item in sorted(reminders, key=lambda item: item.due_ms)]
-        return succeeded({"reminders": shown}, untrusted=any(item.untrusted for item in reminders))
+    return schedule_task
 
 
-class CancelScheduledTask:
-    """``cancel_scheduled_task``."""
+@tool(
+    description="List the user's reminders, the next one first.",
+    needs_session=True,
+    risk="safe",
+    effect="read",
+)
+async def list_scheduled_tasks(context: CallContext) -> ToolOutcome:
+    """Answer with ``reminders``."""
+    if context.person is None:
+        raise no_storage("reminders")
+    try:
+        await context.person.refresh()  # another process may have set one
+    except StoreError:
+        raise ToolError("The reminders could not be read.", "io_error") from None
+    reminders = _stored(context.person.get(FIELD)).reminders
+    shown = [item.view for item in sorted(reminders, key=lambda item: item.due_ms)]
+    return succeeded({"reminders": shown}, untrusted=any(item.untrusted for item in reminders))
 
-    spec = definition(
-        "cancel_scheduled_task",
-        "Cancel a reminder of the user, and its repetitions, by its id.",
-        {"id": argument("string", maxLength=64)},
-        required=["id"],
-        needs_session=True,
-        risk="safe",
-        effect="write",
-    )
 
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
-        """Answer with the ``cancelled`` reminder."""
+@tool(
+    description="Cancel a reminder of the user, and its repetitions, by its id.",
+    needs_session=True,
+    risk="safe",
+    effect="write",
+)
+async def cancel_scheduled_task(
+    context: CallContext, id: Annotated[str, Field(max_length=64)]
+) -> ToolOutcome:
+    """Answer with the ``cancelled`` reminder."""
 
-        def cancel(text: str | None) -> tuple[str, ToolOutcome]:
-            reminders = {reminder.id: reminder for reminder in _stored(text).reminders}
-            cancelled = find_item(arguments["id"], "reminder", reminders)
-            del reminders[cancelled.id]
-            outcome = succeeded({"cancelled": cancelled.view}, untrusted=cancelled.untrusted)
-            return write_reminders(reminders.values(), text), outcome
+    def cancel(text: str | None) -> tuple[str, ToolOutcome]:
+        reminders = {reminder.id: reminder for reminder in _stored(text).reminders}
+        cancelled = find_item(id, "reminder", reminders)
+        del reminders[cancelled.id]
+        outcome = succeeded({"cancelled": cancelled.view}, untrusted=cancelled.untrusted)
+        return write_reminders(reminders.values(), text), outcome
 
-        return await change_field(context.person, FIELD, "reminders", cancel)
+    return await change_field(context.person, FIELD, "reminders", cancel)
 
 
 def _stored(text: str | None) -> StoredReminders:
@@ -143,7 +135,7 @@ def _stored(text: str | None) -> StoredReminders:
         return decode_reminders(text)
     except msgspec.DecodeError:
         message = "The reminders were stored by another version of the server, and cannot be read."
-        raise ToolFailure("io_error", message) from None
+        raise ToolError(message, "io_error") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +160,25 @@ class _Due:
         )
 
 
-def _due(arguments: Mapping[str, Any], now: datetime, zone: ZoneInfo) -> tuple[_Due, Sequence[str]]:
+def _due(
+    in_minutes: float | None, at: str | None, now: datetime, zone: ZoneInfo
+) -> tuple[_Due, Sequence[str]]:
     """Read the time of a reminder, with notes for the model."""
-    if ("in_minutes" in arguments) == ("at" in arguments):
-        raise ToolFailure("validation_failed", "Give either in_minutes or at.")
-    if "in_minutes" in arguments:
-        return _Due.of(now + timedelta(minutes=arguments["in_minutes"]), zone), ()
-    text = arguments["at"].strip()
+    if in_minutes is not None and at is None:
+        return _Due.of(now + timedelta(minutes=in_minutes), zone), ()
+    if at is None or in_minutes is not None:
+        raise ToolError("Give either in_minutes or at.", "validation_failed")
+    text = at.strip()
     try:
         asked = _asked(text, now, zone)
     except ValueError:
         message = f"{text!r} is no time such as 2026-05-01T08:00 or 08:00."
-        raise ToolFailure("validation_failed", message) from None
+        raise ToolError(message, "validation_failed") from None
     if asked <= now:
         local_time = now.astimezone(zone).isoformat(timespec="minutes")
-        raise ToolFailure("validation_failed", f"That time has passed: the user's time is {local_time}.")
+        raise ToolError(f"That time has passed: the user's time is {local_time}.", "validation_failed")
     if asked - now > timedelta(days=MAX_DAYS):
-        raise ToolFailure("validation_failed", "That is more than five years away.")
+        raise ToolError("That is more than five years away.", "validation_failed")
     due, notes = _Due(asked, asked.replace(tzinfo=None, fold=0), zone), list[str]()
     if asked.tzinfo is not zone:
         due = _Due.of(asked, zone)

@@ -41,7 +41,7 @@ class Walk:
         self._scans_left = self._max_scanned = MAX_SCANNED if max_scanned is None else max_scanned
 
     def full(self) -> bool:
-        """Return whether the walk must end, and note why. Raises `ToolFailure` if the call was cancelled."""
+        """Return whether the walk must end, and note why. Raises `ToolError` if the call was cancelled."""
         self._stop.check()
         note = self.reached_limit()
         if not note and time.monotonic() >= self._deadline:

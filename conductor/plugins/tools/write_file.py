@@ -7,13 +7,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from conductor.plugins.tools.definitions import ToolFailure, argument, definition
+from pydantic import Field
+
 from conductor.plugins.tools.read_file import read_bytes
 from conductor.plugins.tools.sandbox import (
     CancelFlag,
@@ -27,7 +28,7 @@ from conductor.plugins.tools.sandbox import (
     printable,
     quoted,
 )
-from conductor.tools.base import CallContext
+from conductor.tools import ToolError, tool
 from conductor.tools.outcomes import ToolOutcome, succeeded
 
 # Bytes of an old text that is compared, and lines of each text, since the time grows with their product;
@@ -37,59 +38,58 @@ MAX_COMPARED_LINES = 5000
 MAX_DIFF_LINES = 60
 _DIFF_CHARS = 120
 
-_ARGUMENTS = {
-    "path": argument("string", "For example: notes/ideas.md", minLength=1, maxLength=4096),
-    "content": argument("string", "The whole text of the file."),
-}
+_Path: TypeAlias = Annotated[
+    str, Field(min_length=1, max_length=4096, description="For example: notes/ideas.md")
+]
+_Content: TypeAlias = Annotated[str, Field(description="The whole text of the file.")]
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-class CreateFile:
-    """``create_file``. Only the owner can read a file that may contain secrets; any user can read others."""
+def file_creator(files: Files) -> Callable[..., Any]:
+    """Make ``create_file``. Only the owner can read a file that may contain secrets."""
 
-    spec = definition(
-        "create_file",
-        "Create a new text file, and missing folders. It never replaces or changes a file that exists. "
-        "Use it only when the user asked for a file.",
-        _ARGUMENTS,
-        required=["path", "content"],
+    async def preview(arguments: Mapping[str, Any]) -> str:
+        return _preview_new(arguments["path"], arguments["content"])
+
+    @tool(
+        description="Create a new text file, and missing folders. It never replaces or changes a file that "
+        "exists. Use it only when the user asked for a file.",
         risk="high",
         effect="write",
+        sensitive=files.sensitive,
+        preview=preview,
     )
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.sensitive = files.sensitive
-
-    async def preview(self, arguments: Mapping[str, Any]) -> str:
-        """Describe the effect of a call."""
-        path, content = quoted(str(arguments["path"])), str(arguments["content"])
-        summary = f"Would create {path}: {_size(content)}. Would fail if it exists already."
-        return "\n".join([summary, *_head(f"+{line}" for line in content.splitlines())])
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+    async def create_file(path: _Path, content: _Content) -> ToolOutcome:
         """Answer with ``path``, ``size_bytes`` and ``created_folders``."""
-        return await self._files.run(lambda stop: self._created(arguments, stop))
+        return await files.run(lambda stop: succeeded(_created(files, path, content, stop)))
 
-    def _created(self, arguments: Mapping[str, Any], stop: CancelFlag) -> ToolOutcome:
-        path, data = arguments["path"], encode(arguments["content"])
-        if path.endswith(("/", "/.")):
-            raise ToolFailure("validation_failed", "The path ends in a folder; it needs a file's name.")
+    return create_file
 
-        def attempt(location: SandboxPath, *, parents: bool = False) -> ToolOutcome:
-            try:
-                created = _create(location, data, parents, stop)
-            except DirectoryMissing as error:  # this root is meant; another one must not be tried
-                raise described(error, path) from None
-            shown_path = self._files.roots.path_of(location)
-            return succeeded({"path": shown_path, "size_bytes": len(data), "created_folders": created})
 
+def _preview_new(path: str, content: str) -> str:
+    summary = f"Would create {quoted(path)}: {_size(content)}. Would fail if it exists already."
+    return "\n".join([summary, *_head(f"+{line}" for line in content.splitlines())])
+
+
+def _created(files: Files, path: str, content: str, stop: CancelFlag) -> dict[str, Any]:
+    data = encode(content)
+    if path.endswith(("/", "/.")):
+        raise ToolError("The path ends in a folder; it needs a file's name.", "validation_failed")
+
+    def attempt(location: SandboxPath, *, parents: bool = False) -> dict[str, Any]:
         try:
-            return self._files.first(path, attempt)
-        except ToolFailure as error:  # folders are created only if no root has them
-            if error.error_type != "not_found":
-                raise
-        return self._files.first(path, partial(attempt, parents=True))
+            created = _create(location, data, parents, stop)
+        except DirectoryMissing as error:  # this root is meant; another one must not be tried
+            raise described(error, path) from None
+        shown_path = files.roots.path_of(location)
+        return {"path": shown_path, "size_bytes": len(data), "created_folders": created}
+
+    try:
+        return files.first(path, attempt)
+    except ToolError as error:  # folders are created only if no root has them
+        if error.error_type != "not_found":
+            raise
+    return files.first(path, partial(attempt, parents=True))
 
 
 def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag) -> int:
@@ -112,65 +112,64 @@ def _create(location: SandboxPath, data: bytes, parents: bool, stop: CancelFlag)
     return len(created)
 
 
-class WriteFile(CreateFile):
-    """``write_file``. A file that is replaced keeps its mode; a new one is created as by ``create_file``."""
+def file_writer(files: Files) -> Callable[..., Any]:
+    """Make ``write_file``. A replaced file keeps its mode; a new one is as ``create_file`` makes it."""
 
-    spec = definition(
-        "write_file",
-        "Write a text file: replaces the whole text of a file that exists, or creates it. Read the file "
-        "first, and give the complete new text. Use it only when the user asked for the change.",
-        _ARGUMENTS,
-        required=["path", "content"],
+    async def preview(arguments: Mapping[str, Any]) -> str:
+        # For a file that exists, a unified diff.
+        path, content = arguments["path"], arguments["content"]
+        outcome = await files.run(lambda stop: succeeded(_preview_change(files, path, content, stop)))
+        return str(outcome.data or outcome.error_message or _preview_new(path, content))
+
+    @tool(
+        description="Write a text file: replaces the whole text of a file that exists, or creates it. Read "
+        "the file first, and give the complete new text. Use it only when the user asked for the change.",
         risk="high",
         effect="write",
+        sensitive=files.sensitive,
+        preview=preview,
     )
-
-    async def preview(self, arguments: Mapping[str, Any]) -> str:
-        """Describe the effect of a call: for a file that exists, by a unified diff."""
-
-        def work(stop: CancelFlag) -> ToolOutcome:
-            def attempt(location: SandboxPath) -> ToolOutcome:
-                old = read_bytes(self._files, location, stop, MAX_COMPARED_BYTES)
-                path = self._files.roots.path_of(location)
-                return succeeded(_difference(location, path, old, arguments["content"]))
-
-            try:
-                return self._files.first(arguments["path"], attempt)
-            except ToolFailure as error:
-                if error.error_type == "not_found":
-                    return succeeded("")
-                # The file is too large to compare, or the call would fail.
-                return succeeded(f"Would replace {quoted(arguments['path'])}. {error}")
-
-        outcome = await self._files.run(work)
-        return str(outcome.data or outcome.error_message or await super().preview(arguments))
-
-    async def run(self, arguments: Mapping[str, Any], context: CallContext) -> ToolOutcome:
+    async def write_file(path: _Path, content: _Content) -> ToolOutcome:
         """Answer with ``path``, ``size_bytes`` and ``replaced``; a new file also with ``created_folders``."""
 
         def work(stop: CancelFlag) -> ToolOutcome:
-            data = encode(arguments["content"])
+            data = encode(content)
 
             def attempt(location: SandboxPath) -> ToolOutcome:
                 with open_folder(location.parent) as folder:
                     replace_file(folder, location.name, data, stop)
-                path = self._files.roots.path_of(location)
-                return succeeded({"path": path, "size_bytes": len(data), "replaced": True})
+                shown_path = files.roots.path_of(location)
+                return succeeded({"path": shown_path, "size_bytes": len(data), "replaced": True})
 
             try:
-                return self._files.first(arguments["path"], attempt)
-            except ToolFailure as error:
+                return files.first(path, attempt)
+            except ToolError as error:
                 if error.error_type != "not_found":
                     raise
-                return succeeded({**self._created(arguments, stop).data, "replaced": False})
+                return succeeded({**_created(files, path, content, stop), "replaced": False})
 
-        return await self._files.run(work)
+        return await files.run(work)
+
+    return write_file
+
+
+def _preview_change(files: Files, path: str, content: str, stop: CancelFlag) -> str:
+    # Empty for a file that does not exist.
+    def attempt(location: SandboxPath) -> str:
+        old = read_bytes(files, location, stop, MAX_COMPARED_BYTES)
+        return _difference(location, files.roots.path_of(location), old, content)
+
+    try:
+        return files.first(path, attempt)
+    except ToolError as error:
+        # Otherwise the file is too large to compare, or the call would fail.
+        return "" if error.error_type == "not_found" else f"Would replace {quoted(path)}. {error}"
 
 
 def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) -> None:
     """Create a file. Its name appears once all of its content is on the disk.
 
-    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `ToolFailure` if the call was
+    Raises `OSError`, FileExistsError if the name is taken (by a link too), and `ToolError` if the call was
     cancelled; then nothing remains.
     """
     with suppress(FileNotFoundError):
@@ -187,7 +186,7 @@ def write_new(folder: int, name: str, data: bytes, mode: int, stop: CancelFlag) 
 def replace_file(folder: int, name: str, data: bytes, stop: CancelFlag) -> None:
     """Replace a file's content, all at once; its mode stays, and its owner where the system permits it.
 
-    Raises `OSError`, FileNotFoundError if there is no such file, and `ToolFailure` if the call was cancelled;
+    Raises `OSError`, FileNotFoundError if there is no such file, and `ToolError` if the call was cancelled;
     then the file is unchanged.
     """
     before = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -223,9 +222,7 @@ def _temporary(
     try:
         file = os.open(temporary, _NEW, mode, dir_fd=folder)
     except FileNotFoundError:  # no other root must be tried
-        raise ToolFailure(
-            "io_error", "The folder was removed during the call; nothing was written."
-        ) from None
+        raise ToolError("The folder was removed during the call; nothing was written.", "io_error") from None
     try:
         with open(file, "wb", buffering=0) as stream:
             while data:
@@ -257,11 +254,11 @@ def _sync(folder: int) -> None:
 
 
 def encode(content: str) -> bytes:
-    """Encode a file's content. Raises `ToolFailure`."""
+    """Encode a file's content. Raises `ToolError`."""
     try:
         return content.encode()
     except UnicodeEncodeError:
-        raise ToolFailure("validation_failed", "The content contains incomplete characters.") from None
+        raise ToolError("The content contains incomplete characters.", "validation_failed") from None
 
 
 def _size(content: str) -> str:

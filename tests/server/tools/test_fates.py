@@ -22,15 +22,15 @@ from conductor.errors import Conflict, StoreUnavailable
 from conductor.events.client import ToolResultEvent
 from conductor.messages import ToolCall
 from conductor.plugins.mcp.config import McpServerConfig
-from conductor.plugins.tools.builtin import BuiltinToolset
+from conductor.plugins.tools.functions import PythonToolset, builtin_tool
 from conductor.plugins.tools.http_tools import HttpToolConfig, HttpToolset
-from conductor.plugins.tools.memory import Remember
-from conductor.plugins.tools.notes import NotesCreate
-from conductor.plugins.tools.python_tools import PythonToolset, python_tools
+from conductor.plugins.tools.memory import remember
+from conductor.plugins.tools.notes import note_writer
+from conductor.plugins.tools.python_tools import python_tools
 from conductor.plugins.tools.sandbox import Files, Roots
-from conductor.plugins.tools.schedule import ScheduleTask
-from conductor.plugins.tools.tasks import AddTask
-from conductor.plugins.tools.write_file import CreateFile, WriteFile
+from conductor.plugins.tools.schedule import scheduler
+from conductor.plugins.tools.tasks import add_task
+from conductor.plugins.tools.write_file import file_creator, file_writer
 from conductor.settings import Limits
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.executor import PreparedCall, ToolExecutor
@@ -402,7 +402,7 @@ def files(make: Callable[[Files], Any], arguments: Mapping[str, str], *, exists:
         root.mkdir()
         if exists:
             (root / "a.txt").write_text("old")
-        toolset = BuiltinToolset([make(Files(Roots([root])))])
+        toolset = PythonToolset([builtin_tool(make(Files(Roots([root]))))])
         (spec,) = toolset.specs()
         with monkeypatch.context() as patch:
             Disk(patch, step)
@@ -440,11 +440,14 @@ class StoredField:
             raise StoreUnavailable("away")
 
 
-def stored(tool: Any, arguments: Mapping[str, Any]) -> Callable[[str, Path], Awaitable[Said]]:
+def stored(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> Callable[[str, Path], Awaitable[Said]]:
     async def path(step: str, folder: Path) -> Said:
         field = StoredField(step)
         context = CallContext(session_id="s-1", call_id="call_1", fields=field, person=field)
-        outcome = await run(BuiltinToolset([tool]), tool.spec.name, arguments, context=context)
+        tool = builtin_tool(function)
+        outcome = await run(PythonToolset([tool]), tool.spec.name, arguments, context=context)
         return outcome, field.text is not None
 
     return path
@@ -486,13 +489,13 @@ PATHS: dict[str, tuple[Any, Sequence[str]]] = {
     "MCP over HTTP, JSON": (mcp_http(lambda answer: answer), MCP_HTTP),
     "MCP over HTTP, events": (mcp_http(as_events), MCP_HTTP),
     "MCP over a program": (mcp_program, MCP_PROGRAM),
-    "create_file": (files(CreateFile, NEW), FILE),
-    "write_file": (files(WriteFile, NEW, exists=True), FILE),
-    "write_file, a new one": (files(WriteFile, NEW), FILE),
-    "notes_create": (files(NotesCreate, {"title": "Milk", "text": "new"}), FILE),
-    "add_task": (stored(AddTask(), {"title": "milk"}), STORE),
-    "schedule_task": (stored(ScheduleTask(), {"text": "milk", "in_minutes": 5}), STORE),
-    "remember": (stored(Remember(), {"text": "milk"}), STORE),
+    "create_file": (files(file_creator, NEW), FILE),
+    "write_file": (files(file_writer, NEW, exists=True), FILE),
+    "write_file, a new one": (files(file_writer, NEW), FILE),
+    "notes_create": (files(note_writer, {"title": "Milk", "text": "new"}), FILE),
+    "add_task": (stored(add_task, {"title": "milk"}), STORE),
+    "schedule_task": (stored(scheduler(), {"text": "milk", "in_minutes": 5}), STORE),
+    "remember": (stored(remember, {"text": "milk"}), STORE),
     "the device": (device, list(DEVICE)),
 }
 # A program that hangs is given two seconds to end.

@@ -14,9 +14,9 @@ from aiohttp import web
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
-from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.http_tools import from_settings, make_body, make_url
 from conductor.settings import Limits, load_settings
+from conductor.tools import ToolError
 from conductor.tools.base import CallContext
 from conductor.tools.executor import PreparedCall, ToolExecutor
 from conductor.tools.outcomes import ToolOutcome
@@ -140,7 +140,7 @@ def test_bodies_and_urls_by_themselves() -> None:
     assert make_body({"a": "{missing}", "b": 1}, {}) == {"b": 1}
     assert make_body({"a": "Call {n}!", "b": "{n}"}, {"n": None}) == {"a": "Call !"}
     for bad in ({}, {"a": ""}, {"a": ["x"]}, {"a": ".."}, {"a": "."}):
-        with pytest.raises(ToolFailure):
+        with pytest.raises(ToolError):
             make_url("https://h/x/{a}/y", bad, {})
 
 

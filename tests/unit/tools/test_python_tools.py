@@ -13,7 +13,8 @@ import pytest
 from conductor.app import make_services
 from conductor.errors import SettingsError
 from conductor.messages import ToolCall
-from conductor.plugins.tools.python_tools import PythonToolset, python_tools
+from conductor.plugins.tools.functions import PythonToolset
+from conductor.plugins.tools.python_tools import python_tools
 from conductor.settings import Limits, load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.executor import ApprovalNeeded, PreparedCall, ToolExecutor
@@ -89,6 +90,46 @@ async def test_arguments_arrive_as_their_types(tmp_path: Path) -> None:
     assert outcome.error_type == "validation_failed" and "Nothing was run" in str(outcome.error_message)
 
 
+async def test_the_documented_built_in_tool_rolls(tmp_path: Path) -> None:
+    dice = TEXT.split("## A built-in tool")[1].split("```python\n")[1].split("```")[0]
+    tools = toolset(tmp_path, dice)
+    assert 1 <= (await run(tools, "roll_dice", '{"sides": 2}')).data["rolled"] <= 2
+    assert (await run(tools, "roll_dice", '{"sides": 1}')).error_type == "validation_failed"
+
+
+async def test_a_parameter_that_may_be_left_out_is_never_null(tmp_path: Path) -> None:
+    code = '@tool(risk="safe", effect="read")\ndef shelf(\n'
+    code += "    level: Annotated[int | None, Field(ge=1)] = None,\n"
+    code += '    kind: int | str | None = None, size: int = 3,\n) -> str:\n    "Shelf."\n'
+    code += '    return f"{level} {kind} {size}"\n'
+    tools = toolset(tmp_path, "from typing import Annotated\nfrom pydantic import Field\n" + code)
+    assert tools.specs()[0].input_schema["properties"] == {
+        "level": {"type": "integer", "minimum": 1},
+        "kind": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+        "size": {"type": "integer", "default": 3},
+    }
+    assert (await run(tools, "shelf")).data == "None None 3"
+    assert (await run(tools, "shelf", '{"level": null, "kind": "b"}')).data == "None b 3"
+    assert (await run(tools, "shelf", '{"level": 0}')).error_type == "validation_failed"
+
+
+async def test_a_tool_may_return_an_outcome_and_name_the_kind_of_its_failure(tmp_path: Path) -> None:
+    code = (
+        'from conductor.plugin import succeeded\n@tool(description="Find it.", risk="safe", effect="read")\n'
+    )
+    code += 'def find(name: str):\n    "Answer with the place."\n    if name == "x":\n'
+    code += (
+        '        raise ToolError("There is no x.", "not_found")\n    return succeeded(name, notes=["Old."])\n'
+    )
+    tools = toolset(tmp_path, code)
+    (spec,) = tools.specs()
+    assert (spec.description, spec.on_interrupt) == ("Find it.", "cancel")
+    outcome = await run(tools, "find", '{"name": "y"}')
+    assert (outcome.data, list(outcome.metadata.notes)) == ("y", ["Old."])
+    outcome = await run(tools, "find", '{"name": "x"}')
+    assert (outcome.error_type, outcome.error_message) == ("not_found", "There is no x.")
+
+
 async def test_an_exception_of_a_tool_is_a_failure_that_may_have_done_its_work(tmp_path: Path) -> None:
     code = '@tool()\ndef fail():\n    "Fail."\n    raise OSError("/etc/secret")\n'
     outcome = await run(toolset(tmp_path, code), "fail")
@@ -122,7 +163,7 @@ async def test_a_number_that_is_not_finite_is_told(tmp_path: Path) -> None:
 
 
 async def test_a_call_without_a_thread_did_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conductor.plugins.tools.python_tools.MAX_THREADS", 1)
+    monkeypatch.setattr("conductor.plugins.tools.functions.MAX_THREADS", 1)
     code = "GO = threading.Event()\nSTARTED = threading.Event()\nPAID = []\n"
     code += '@tool()\ndef hang():\n    "Hang."\n    STARTED.set()\n    GO.wait()\n'
     code += '@tool()\ndef pay():\n    "Pay."\n    PAID.append(1)\n'

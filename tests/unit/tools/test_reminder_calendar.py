@@ -11,9 +11,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from dateutil import rrule
 
-from conductor.plugins.tools.schedule import ScheduleTask
+from conductor.plugins.tools.schedule import scheduler
 from conductor.tools.base import CallContext
 from conductor.tools.reminders import FIELD, Reminder, Repeat, epoch_ms, read_reminders
+from tests.unit.tools.builtin.conftest import run
 from tests.unit.tools.builtin.test_tasks import Fields
 
 ZONES = (
@@ -42,7 +43,7 @@ async def reminders(start: datetime, repeat: Repeat, end: datetime, zone: ZoneIn
     evening = (start - timedelta(days=1)).replace(hour=18, minute=0, second=0, tzinfo=zone)
     arguments = {"text": "x", "at": start.isoformat(), "repeat": repeat}
     context = CallContext(session_id="s", call_id="c", time_zone=zone.key, person=fields)
-    assert (await ScheduleTask(lambda: evening).run(arguments, context)).success
+    assert (await run(scheduler(lambda: evening), arguments, context)).success
     reminder: Reminder | None
     (reminder,) = read_reminders(fields.get(FIELD))
     last, moments = epoch_ms(end.replace(tzinfo=zone)), list[int]()

@@ -9,12 +9,13 @@ import pytest
 from aiohttp import web
 
 from conductor.errors import SettingsError
-from conductor.plugins.tools.web import MAX_ELEMENTS, MAX_TEXT_CHARS, WebFetch, WebSearch
+from conductor.plugins.tools.web import MAX_ELEMENTS, MAX_TEXT_CHARS, search_engine, web_reader
 from conductor.settings import load_settings
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
 from tests.stand_ins.searxng import searxng
 from tests.stand_ins.web_site import site
+from tests.unit.tools.builtin.conftest import run
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 CONTEXT = CallContext(session_id="s", call_id="c")
@@ -25,7 +26,7 @@ PAGE = f"""<html><head><title>Herons</title><script>alert("gotcha")</script></he
 
 
 async def fetch(url: str, **more: Any) -> ToolOutcome:
-    return await WebFetch(LOOPBACK).run({"url": url, **more}, CONTEXT)
+    return await run(web_reader(LOOPBACK), {"url": url, **more}, CONTEXT)
 
 
 async def test_a_page_is_read_without_menus_and_footers() -> None:
@@ -64,7 +65,7 @@ async def test_a_page_that_is_not_text_is_refused(answer: web.Response, words: s
 
 async def test_a_private_address_is_refused() -> None:
     async with site() as server:
-        outcome = await WebFetch().run({"url": server.url()}, CONTEXT)
+        outcome = await run(web_reader(), {"url": server.url()}, CONTEXT)
         assert "not public" in (outcome.error_message or "") and server.asked == []
 
 
@@ -85,7 +86,7 @@ async def test_a_broken_page_is_not_an_error(html: str) -> None:
 
 async def test_a_search_gives_numbered_results() -> None:
     async with site(searxng()) as server:
-        outcome = await WebSearch(server.url("/")).run({"query": "grey herons & co"}, CONTEXT)
+        outcome = await run(search_engine(server.url("/")), {"query": "grey herons & co"}, CONTEXT)
         assert server.asked[0][1] == "/search?q=grey+herons+%26+co&format=json"
     results = outcome.data["results"]
     assert [result["number"] for result in results] == list(range(1, 9))
@@ -104,7 +105,7 @@ async def test_a_search_gives_numbered_results() -> None:
 )
 async def test_a_failed_search_reports_the_reason(answer: web.Response, words: str) -> None:
     async with site(lambda request: answer) as server:
-        outcome = await WebSearch(server.url("/")).run({"query": "x"}, CONTEXT)
+        outcome = await run(search_engine(server.url("/")), {"query": "x"}, CONTEXT)
     assert outcome.error_type == "io_error" and words in (outcome.error_message or "")
 
 

@@ -63,7 +63,11 @@ async def test_file_tools_ask_for_secrets_and_preview_changes(tmp_path: Path) ->
 
 
 FILE_TOOLS = ["get_file_tree", "search_files", "read_file", "create_file", "write_file"]
-ARGUMENTS = {"query": "root", "content": "x"}
+ARGUMENTS = {
+    "search_files": {"query": "root"},
+    "create_file": {"content": "x"},
+    "write_file": {"content": "x"},
+}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ async def test_a_path_outside_or_behind_a_link_is_refused(
     outside.mkdir()
     (root / "link").symlink_to(outside)
     toolset = BuiltinToolset(standard_tools(file_roots=[root]))
-    outcome = await toolset.call(tool, {**ARGUMENTS, "path": path}, CONTEXT)
+    outcome = await toolset.call(tool, {**ARGUMENTS.get(tool, {}), "path": path}, CONTEXT)
     assert (outcome.success, outcome.error_type) == (False, error)
     assert outcome.error_message and outcome.error_message.endswith(".")
     assert str(tmp_path) not in outcome.content
@@ -95,7 +99,7 @@ async def test_a_path_outside_or_behind_a_link_is_refused(
 @pytest.mark.parametrize("tool", FILE_TOOLS)
 async def test_a_missing_path_and_a_missing_root_are_reported(tmp_path: Path, tool: str) -> None:
     toolset = BuiltinToolset(standard_tools(file_roots=[tmp_path / "root"]))
-    call = {**ARGUMENTS, "path": "missing/x"}
+    call = {**ARGUMENTS.get(tool, {}), "path": "missing/x"}
     outcome = await toolset.call(tool, call, CONTEXT)
     assert outcome.error_type == "io_error"
     assert outcome.error_message == "The folder 'root' is not available now."

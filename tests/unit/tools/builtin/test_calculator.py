@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conductor.plugins.tools.calculator import CalculationError, Calculator, calculate
+from conductor.plugins.tools.calculator import CalculationError, calculate, calculator
 from conductor.tools.base import CallContext
 from tests.cpu import least_cpu_s
+from tests.unit.tools.builtin.conftest import run
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_any_text_is_answered_soon(expression: str) -> None:
 
 
 async def test_a_result_and_a_failure_are_outcomes() -> None:
-    outcome = await Calculator().run({"expression": "17% of 2340"}, CallContext(session_id="s", call_id="c"))
+    outcome = await run(calculator, {"expression": "17% of 2340"}, CallContext(session_id="s", call_id="c"))
     assert (outcome.success, outcome.data) == (True, {"result": "397.8"})
-    outcome = await Calculator().run({"expression": "1/0"}, CallContext(session_id="s", call_id="c"))
+    outcome = await run(calculator, {"expression": "1/0"}, CallContext(session_id="s", call_id="c"))
     assert (outcome.success, outcome.error_type) == (False, "validation_failed")
     assert outcome.error_message == "It divides by zero. Nothing was computed."

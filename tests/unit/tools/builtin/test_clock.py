@@ -8,18 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.plugins.tools.clock import CurrentTime
+from conductor.plugins.tools.clock import clock
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
+from tests.unit.tools.builtin.conftest import run
 
 NOON = datetime(2026, 7, 1, 12, 30, 15, 999_999, tzinfo=UTC)
 
 
 async def ask(timezone: str | None = None, own: str | None = None) -> ToolOutcome:
     arguments = {} if timezone is None else {"timezone": timezone}
-    return await CurrentTime(lambda: NOON).run(
-        arguments, CallContext(session_id="s", call_id="c", time_zone=own)
-    )
+    return await run(clock(lambda: NOON), arguments, CallContext(session_id="s", call_id="c", time_zone=own))
 
 
 @pytest.mark.parametrize(
@@ -41,15 +40,13 @@ async def test_the_time_is_in_the_requested_zone_or_the_users(
     assert is_told == (zone == "UTC")
 
 
-@pytest.mark.parametrize(
-    "name", ["Berlin", "../../etc/passwd", "/etc/passwd", "Europe", ".", "x" * 300, "\0", "\ud800"]
-)
+@pytest.mark.parametrize("name", ["Berlin", "../../etc/passwd", "/etc/passwd", "Europe", ".", "\0"])
 async def test_an_invalid_zone_is_an_outcome(name: str) -> None:
     outcome = await ask(name)
     assert outcome.error_type == "validation_failed"
     assert outcome.error_message == f"There is no time zone {name!r}; use an IANA name such as Europe/Berlin."
 
 
-@given(st.text(max_size=70))
+@given(st.text(st.characters(), max_size=70))  # half a surrogate, too
 async def test_no_text_raises(name: str) -> None:
     assert (await ask(name)).error_type in ("none", "validation_failed")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
-from conductor.plugins.tools.write_file import CreateFile, write_new
+from conductor.plugins.tools.write_file import file_creator, write_new
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
-from tests.unit.tools.builtin.conftest import paths_in
+from tests.unit.tools.builtin.conftest import paths_in, preview_of, run
 from tests.unit.tools.builtin.races import exchange, interrupted
 
 CONTEXT = CallContext(session_id="s", call_id="c")
@@ -30,7 +30,7 @@ def umask() -> Iterator[None]:
 
 
 async def create(root: Path, path: str, content: str = "text\n") -> ToolOutcome:
-    return await CreateFile(Files(Roots([root]))).run({"path": path, "content": content}, CONTEXT)
+    return await run(file_creator(Files(Roots([root]))), {"path": path, "content": content}, CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -105,17 +105,17 @@ async def test_a_disk_that_is_full_leaves_nothing_behind(root: Path) -> None:
 
 async def test_a_missing_root_is_not_replaced_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
-    tool = CreateFile(Files(Roots([tmp_path / "gone", tmp_path / "two"])))
-    outcome = await tool.run({"path": "x", "content": ""}, CONTEXT)
+    tool = file_creator(Files(Roots([tmp_path / "gone", tmp_path / "two"])))
+    outcome = await run(tool, {"path": "x", "content": ""}, CONTEXT)
     assert outcome.error_message == "The folder 'gone' is not available now."
     assert paths_in(tmp_path) == ["two"]
 
 
 async def test_of_many_calls_for_one_name_one_succeeds(root: Path) -> None:
-    tool = CreateFile(Files(Roots([root])))
+    tool = file_creator(Files(Roots([root])))
     contents = [str(number) * 10_000 for number in range(8)]
     outcomes = await asyncio.gather(
-        *(tool.run({"path": "x", "content": content}, CONTEXT) for content in contents)
+        *(run(tool, {"path": "x", "content": content}, CONTEXT) for content in contents)
     )
     assert sum(outcome.success for outcome in outcomes) == 1
     winner = next(content for content, outcome in zip(contents, outcomes, strict=True) if outcome.success)
@@ -162,15 +162,15 @@ async def test_a_link_swapped_in_while_creating_never_leads_outside(root: Path) 
 
 
 async def test_a_preview_describes_the_file(root: Path) -> None:
-    tool = CreateFile(Files(Roots([root])))
+    tool = file_creator(Files(Roots([root])))
     content = "one\n\x1b[2Jtwo\n3\n4\n5\n6\n7\n"
-    text = await tool.preview({"path": "b/x.md", "content": content})
+    text = await preview_of(tool, {"path": "b/x.md", "content": content})
     assert text == (
         "Would create 'b/x.md': 7 lines, 22 bytes. "
         "Would fail if it exists already.\n"
         "+one\n+\\x1b[2Jtwo\n+3\n+4\n+5\n+6\n+7"
     )
-    text = await tool.preview({"path": "x", "content": "1"})
+    text = await preview_of(tool, {"path": "x", "content": "1"})
     assert text.startswith("Would create 'x': 1 line, 1 bytes.")
     assert paths_in(root) == ["a"]
 
@@ -180,7 +180,7 @@ async def test_folders_are_created_only_if_no_root_has_them(tmp_path: Path) -> N
     for root in roots:
         root.mkdir()
     (roots[1] / "docs").mkdir()
-    tool = CreateFile(Files(Roots(roots)))
+    tool = file_creator(Files(Roots(roots)))
     for path in ("docs/a.txt", "drafts/a.txt"):
-        assert (await tool.run({"path": path, "content": ""}, CONTEXT)).success
+        assert (await run(tool, {"path": path, "content": ""}, CONTEXT)).success
     assert paths_in(roots[0]) == ["drafts", "drafts/a.txt"] and paths_in(roots[1]) == ["docs", "docs/a.txt"]

@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from conductor.plugins.tools import file_tree, walk
-from conductor.plugins.tools.file_tree import MAX_DEPTH, FileTree
-from conductor.plugins.tools.read_file import ReadFile
+from conductor.plugins.tools.file_tree import MAX_DEPTH, tree_lister
+from conductor.plugins.tools.read_file import file_reader
 from conductor.plugins.tools.sandbox import WALKS, Files, Roots, SandboxPath, open_folder
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
 from tests.server.wires import WAIT
+from tests.unit.tools.builtin.conftest import run
 from tests.unit.tools.builtin.races import exchange, interrupted
 
 CONTEXT = CallContext(session_id="s", call_id="c")
@@ -43,7 +44,7 @@ def make(root: Path, *paths: str) -> None:
 
 
 async def tree(*roots: Path, **arguments: Any) -> ToolOutcome:
-    return await FileTree(Files(Roots(roots))).run(arguments, CONTEXT)
+    return await run(tree_lister(Files(Roots(roots))), arguments, CONTEXT)
 
 
 async def test_folders_come_first_and_all_in_order(root: Path) -> None:
@@ -243,12 +244,12 @@ async def test_a_walk_waits_for_other_walks_and_a_read_does_not(
         return open_folder(location)
 
     monkeypatch.setattr(walk, "open_folder", blocking)
-    calls = [asyncio.create_task(FileTree(files).run({}, CONTEXT)) for _ in range(12)]
+    calls = [asyncio.create_task(run(tree_lister(files), {}, CONTEXT)) for _ in range(12)]
     try:
         for _ in range(WALKS):
             assert await asyncio.to_thread(started.acquire, timeout=WAIT)
         async with asyncio.timeout(WAIT):
-            assert (await ReadFile(files).run({"path": "x"}, CONTEXT)).success
+            assert (await run(file_reader(files), {"path": "x"}, CONTEXT)).success
         assert len(walking) == WALKS == 2
     finally:
         release.set()

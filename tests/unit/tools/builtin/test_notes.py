@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from conductor.plugins.tools import notes
-from conductor.plugins.tools.notes import EXCERPT_CHARS, NotesCreate, NotesSearch
+from conductor.plugins.tools.notes import EXCERPT_CHARS, note_search, note_writer
 from conductor.plugins.tools.sandbox import Files, Roots
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
+from tests.unit.tools.builtin.conftest import run
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 
@@ -27,12 +28,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def create(folder: Path, title: str, text: str = "text", context: CallContext = CONTEXT) -> ToolOutcome:
-    tool = NotesCreate(Files(Roots([folder])), lambda: datetime(2026, 3, 1, 23, 30, tzinfo=UTC))
-    return await tool.run({"title": title, "text": text}, context)
+    tool = note_writer(Files(Roots([folder])), lambda: datetime(2026, 3, 1, 23, 30, tzinfo=UTC))
+    return await run(tool, {"title": title, "text": text}, context)
 
 
 async def search(folder: Path, **arguments: Any) -> ToolOutcome:
-    return await NotesSearch(Files(Roots([folder]))).run(arguments, CONTEXT)
+    return await run(note_search(Files(Roots([folder]))), arguments, CONTEXT)
 
 
 def titles(outcome: ToolOutcome) -> list[str]:

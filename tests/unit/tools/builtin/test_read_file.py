@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, ReadFile, cut
+from conductor.plugins.tools.read_file import MAX_TEXT_BYTES, cut, file_reader
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots, may_hold_secrets
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.server.wires import WAIT
+from tests.unit.tools.builtin.conftest import reason_of, run
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 
 
 async def ask(root: Path, path: str, **arguments: Any) -> ToolOutcome:
-    return await ReadFile(Files(Roots([root]))).run({"path": path, **arguments}, CONTEXT)
+    return await run(file_reader(Files(Roots([root]))), {"path": path, **arguments}, CONTEXT)
 
 
 async def test_a_file_is_read_with_its_number_of_lines(root: Path) -> None:
@@ -124,10 +125,10 @@ async def test_a_file_may_be_in_any_root(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "two" / "x").write_text("text")
-    tool = ReadFile(Files(Roots([tmp_path / "gone", tmp_path / "one", tmp_path / "two"])))
-    assert (await tool.run({"path": "x"}, CONTEXT)).data["path"] == "two/x"
-    assert (await tool.run({"path": "two/x"}, CONTEXT)).data["text"] == "text"
-    assert (await tool.run({"path": "y"}, CONTEXT)).error_type == "io_error"
+    tool = file_reader(Files(Roots([tmp_path / "gone", tmp_path / "one", tmp_path / "two"])))
+    assert (await run(tool, {"path": "x"}, CONTEXT)).data["path"] == "two/x"
+    assert (await run(tool, {"path": "two/x"}, CONTEXT)).data["text"] == "text"
+    assert (await run(tool, {"path": "y"}, CONTEXT)).error_type == "io_error"
 
 
 @pytest.mark.timeout(20)
@@ -175,17 +176,17 @@ tokenizer.json|secretary.txt|history.md|docker-compose.yml|docker/Dockerfile|.gi
 
 @pytest.mark.parametrize("path", SECRETS.replace("\n", "|").split("|"))
 def test_a_file_that_may_hold_secrets_needs_consent(root: Path, path: str) -> None:
-    tool = ReadFile(Files(Roots([root])))
+    tool = file_reader(Files(Roots([root])))
     for spelling in (path, str(root / path)):
-        reason = tool.sensitive({"path": spelling}) or ""
+        reason = reason_of(tool, {"path": spelling}) or ""
         assert " may hold " in reason and str(root.parent) not in reason
-    tool = ReadFile(Files(Roots([root / ".ssh" / "more"])))
-    assert tool.sensitive({"path": "notes"}) == "notes may hold secrets"
+    tool = file_reader(Files(Roots([root / ".ssh" / "more"])))
+    assert reason_of(tool, {"path": "notes"}) == "notes may hold secrets"
 
 
 @pytest.mark.parametrize("path", [*ORDINARY.replace("\n", "|").split("|"), 3])
 def test_other_files_need_no_consent(root: Path, path: str) -> None:
-    assert ReadFile(Files(Roots([root]))).sensitive({"path": path}) is None
+    assert reason_of(file_reader(Files(Roots([root]))), {"path": path}) is None
 
 
 @given(st.lists(st.text(max_size=20), max_size=4).map(tuple))

@@ -11,13 +11,14 @@ import pytest
 
 from conductor.plugins.tools.schedule import (
     MAX_REMINDERS,
-    CancelScheduledTask,
-    ListScheduledTasks,
-    ScheduleTask,
+    cancel_scheduled_task,
+    list_scheduled_tasks,
+    scheduler,
 )
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
 from conductor.tools.reminders import FIELD, Reminder, Repeat, epoch_ms, read_reminders, write_reminders
+from tests.unit.tools.builtin.conftest import run
 from tests.unit.tools.builtin.test_tasks import Fields
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -28,7 +29,7 @@ async def schedule(
     fields: Fields | None, zone: str | None = "Europe/Berlin", now: datetime = NOW, **arguments: Any
 ) -> ToolOutcome:
     context = CallContext(session_id="s", call_id="c", time_zone=zone, person=fields)
-    return await ScheduleTask(lambda: now).run({"text": "water the plants", **arguments}, context)
+    return await run(scheduler(lambda: now), {"text": "water the plants", **arguments}, context)
 
 
 def stored(fields: Fields) -> tuple[Reminder, ...]:
@@ -197,7 +198,7 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
     await schedule(fields, at="12:00", text="lunch", repeat="weekdays")
     await schedule(fields, in_minutes=1)
     context = CallContext(session_id="s", call_id="c", person=fields)
-    reminders = (await ListScheduledTasks().run({}, context)).data["reminders"]
+    reminders = (await run(list_scheduled_tasks, {}, context)).data["reminders"]
     assert [reminder["id"] for reminder in reminders] == ["reminder_2", "reminder_1"]
     assert reminders[1] == {
         "id": "reminder_1",
@@ -206,9 +207,9 @@ async def test_reminders_are_listed_by_time_and_cancelled_by_id() -> None:
         "weekday": "Friday",
         "repeat": "weekdays",
     }
-    wrong = await CancelScheduledTask().run({"id": "reminder_7"}, context)
+    wrong = await run(cancel_scheduled_task, {"id": "reminder_7"}, context)
     assert wrong.error_type == "not_found" and "reminder_1, reminder_2" in (wrong.error_message or "")
-    outcome = await CancelScheduledTask().run({"id": "reminder_1"}, context)
+    outcome = await run(cancel_scheduled_task, {"id": "reminder_1"}, context)
     assert outcome.data["cancelled"]["text"] == "lunch"
     assert [reminder.id for reminder in stored(fields)] == ["reminder_2"]
 
@@ -218,10 +219,10 @@ async def test_no_two_reminders_of_a_person_have_the_same_id() -> None:
     context = CallContext(session_id="s", call_id="c", person=fields)
     for _ in range(2):
         await schedule(fields, in_minutes=1)
-    await CancelScheduledTask().run({"id": "reminder_2"}, context)
+    await run(cancel_scheduled_task, {"id": "reminder_2"}, context)
     assert (await schedule(fields, in_minutes=1)).data["reminder"]["id"] == "reminder_3"
     for name in ("reminder_1", "reminder_3"):
-        await CancelScheduledTask().run({"id": name}, context)
+        await run(cancel_scheduled_task, {"id": name}, context)
     assert stored(fields) == ()
     assert (await schedule(fields, in_minutes=1)).data["reminder"]["id"] == "reminder_4"
 
@@ -236,8 +237,8 @@ async def test_a_list_of_another_version_is_not_overwritten(of_later: str) -> No
     context = CallContext(session_id="s", call_id="c", person=fields)
     for outcome in (
         await schedule(fields, in_minutes=1),
-        await CancelScheduledTask().run({"id": "reminder_1"}, context),
-        await ListScheduledTasks().run({}, context),
+        await run(cancel_scheduled_task, {"id": "reminder_1"}, context),
+        await run(list_scheduled_tasks, {}, context),
     ):
         assert outcome.error_type == "io_error" and "another version" in (outcome.error_message or "")
     assert fields.texts[FIELD] == of_later
@@ -260,5 +261,5 @@ async def test_a_store_that_fails_is_an_outcome() -> None:
     assert (await schedule(Fields(fails=True), in_minutes=1)).error_type == "unknown"
     assert (await schedule(None, in_minutes=1)).error_type == "io_error"
     nowhere = CallContext(session_id="s", call_id="c")
-    assert (await ListScheduledTasks().run({}, nowhere)).error_type == "io_error"
+    assert (await run(list_scheduled_tasks, {}, nowhere)).error_type == "io_error"
     assert read_reminders("[{") == ()

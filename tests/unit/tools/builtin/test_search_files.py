@@ -10,9 +10,10 @@ import pytest
 
 from conductor.plugins.tools import search_files
 from conductor.plugins.tools.sandbox import Files, Roots
-from conductor.plugins.tools.search_files import MAX_FILE_BYTES, SearchFiles
+from conductor.plugins.tools.search_files import MAX_FILE_BYTES, file_search
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
+from tests.unit.tools.builtin.conftest import run
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 
@@ -27,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 async def search(root: Path, query: str, **arguments: Any) -> ToolOutcome:
-    return await SearchFiles(Files(Roots([root]))).run({"query": query, **arguments}, CONTEXT)
+    return await run(file_search(Files(Roots([root]))), {"query": query, **arguments}, CONTEXT)
 
 
 def matches(outcome: ToolOutcome) -> list[tuple[str, int]]:

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conductor.errors import StoreUnavailable
-from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, AddTask, ListTasks, UpdateTask
+from conductor.plugins.tools.tasks import FIELD, MAX_BYTES, add_task, list_tasks, update_task
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
+from tests.unit.tools.builtin.conftest import run
 
 
 class Fields:
@@ -39,22 +40,20 @@ class Fields:
         self.texts[name] = text
 
 
-async def call(
-    tool: AddTask | ListTasks | UpdateTask, fields: Fields | None, **arguments: Any
-) -> ToolOutcome:
-    return await tool.run(arguments, CallContext(session_id="s", call_id="c", fields=fields))
+async def call(tool: Callable[..., Any], fields: Fields | None, **arguments: Any) -> ToolOutcome:
+    return await run(tool, arguments, CallContext(session_id="s", call_id="c", fields=fields))
 
 
 async def add(fields: Fields, title: str = "buy milk", **arguments: Any) -> ToolOutcome:
-    return await call(AddTask(), fields, title=title, **arguments)
+    return await call(add_task, fields, title=title, **arguments)
 
 
 async def update(fields: Fields, task: str, **arguments: Any) -> ToolOutcome:
-    return await call(UpdateTask(), fields, id=task, **arguments)
+    return await call(update_task, fields, id=task, **arguments)
 
 
 async def tasks(fields: Fields, **arguments: Any) -> Any:
-    return (await call(ListTasks(), fields, **arguments)).data["tasks"]
+    return (await call(list_tasks, fields, **arguments)).data["tasks"]
 
 
 async def test_tasks_are_added_listed_and_changed() -> None:
@@ -73,7 +72,7 @@ async def test_tasks_are_added_listed_and_changed() -> None:
     assert (await update(fields, "task_2", title="call Bob")).data["task"]["title"] == "call Bob"
     assert await tasks(fields, status="completed") == [completed]
     assert await tasks(fields, status="in_progress") == []
-    listed = await call(ListTasks(), fields)
+    listed = await call(list_tasks, fields)
     assert listed.data["counts"] == {"pending": 1, "in_progress": 0, "completed": 1}
 
 
@@ -124,7 +123,7 @@ CORRUPT = """\
 @pytest.mark.parametrize("text", [*CORRUPT.splitlines(), "[" * 100_000, "\ud800"], ids=range(9))
 async def test_an_unreadable_list_is_replaced_with_a_note(text: str) -> None:
     fields = Fields(text)
-    outcome = await call(ListTasks(), fields)
+    outcome = await call(list_tasks, fields)
     assert (outcome.data["tasks"], len(outcome.metadata.notes)) == ([], 1)
     assert (await update(fields, "task_1", status="completed")).error_type == "not_found"
     assert fields.texts[FIELD] == text
@@ -133,7 +132,7 @@ async def test_an_unreadable_list_is_replaced_with_a_note(text: str) -> None:
     assert outcome.metadata.notes == (
         "The earlier list could not be read; this is a new one. Tell the user.",
     )
-    assert (await call(ListTasks(), fields)).metadata.notes == ()
+    assert (await call(list_tasks, fields)).metadata.notes == ()
 
 
 async def test_a_list_that_cannot_be_stored_is_an_outcome() -> None:
@@ -141,7 +140,7 @@ async def test_a_list_that_cannot_be_stored_is_an_outcome() -> None:
     outcome = await add(fields)
     assert outcome.error_type == "unknown" and fields.texts == {}
     assert (outcome.error_message or "").startswith("The store of the tasks did not answer.")
-    for tool, arguments in ((AddTask(), {"title": "x"}), (ListTasks(), {}), (UpdateTask(), {"id": "task_1"})):
+    for tool, arguments in ((add_task, {"title": "x"}), (list_tasks, {}), (update_task, {"id": "task_1"})):
         assert (await call(tool, None, **arguments)).error_type == "io_error"
 
 

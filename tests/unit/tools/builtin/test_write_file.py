@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from conductor.plugins.tools.definitions import ToolFailure
 from conductor.plugins.tools.sandbox import CancelFlag, Files, Roots
 from conductor.plugins.tools.write_file import (
     MAX_COMPARED_BYTES,
     MAX_COMPARED_LINES,
     MAX_DIFF_LINES,
-    WriteFile,
+    file_writer,
     replace_file,
 )
+from conductor.tools import ToolError
 from conductor.tools.base import CallContext
 from conductor.tools.outcomes import ToolOutcome
-from tests.unit.tools.builtin.conftest import paths_in
+from tests.unit.tools.builtin.conftest import paths_in, preview_of, run
 
 CONTEXT = CallContext(session_id="s", call_id="c")
 
@@ -33,11 +33,11 @@ def root(root: Path) -> Path:
 
 
 async def write(root: Path, path: str, content: str = "new\n") -> ToolOutcome:
-    return await WriteFile(Files(Roots([root]))).run({"path": path, "content": content}, CONTEXT)
+    return await run(file_writer(Files(Roots([root]))), {"path": path, "content": content}, CONTEXT)
 
 
 async def preview(root: Path, path: str, content: str = "new\n") -> str:
-    return await WriteFile(Files(Roots([root]))).preview({"path": path, "content": content})
+    return await preview_of(file_writer(Files(Roots([root]))), {"path": path, "content": content})
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o755])
@@ -59,9 +59,9 @@ async def test_a_file_that_is_missing_is_created(root: Path) -> None:
 async def test_the_root_with_the_file_is_used(root: Path) -> None:
     empty = root.parent / "other"
     empty.mkdir()
-    tool = WriteFile(Files(Roots([empty, root])))
+    tool = file_writer(Files(Roots([empty, root])))
     (root / "x").write_text("old")
-    assert (await tool.run({"path": "x", "content": "new"}, CONTEXT)).data["path"] == "root/x"
+    assert (await run(tool, {"path": "x", "content": "new"}, CONTEXT)).data["path"] == "root/x"
     assert paths_in(empty) == [] and (root / "x").read_text() == "new"
 
 
@@ -101,7 +101,7 @@ def test_a_write_that_fails_leaves_the_old_file(
         monkeypatch.setattr(os, failing, fail)
     folder = os.open(root / "a", os.O_RDONLY)
     try:
-        with pytest.raises((OSError, ToolFailure)):
+        with pytest.raises((OSError, ToolError)):
             replace_file(folder, "old.md", b"new", stop)
     finally:
         os.close(folder)
