@@ -1,13 +1,15 @@
 """An event loop whose time a test can hasten, for limits that are to pass over real sockets.
 
 A limit of a second leaves room for whatever has to happen before it, also on a busy machine. Once that has
-happened, `hasten` lets the seconds pass in milliseconds.
+happened, `hasten` lets the seconds pass in milliseconds, for the loop and for the clock of sessions.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
+
+from conductor import clock
 
 RATE = 100.0
 SHORT_S = 1.0
@@ -36,12 +38,20 @@ class HastyLoop(asyncio.SelectorEventLoop):
         now = super().time()
         if self._to_gain > 0:
             step = min((now - self._seen) * (RATE - 1), self._to_gain)
-            self._gained += step
             self._to_gain -= step
+            self._gain(step)
             self._seen = now
             if self._to_gain <= 0:
                 self._waits.longest_s = None
         return now + self._gained
+
+    def _gain(self, seconds: float) -> None:
+        self._gained += seconds
+        clock._STARTED_NS += round(seconds * 1e9)
+
+    def close(self) -> None:
+        self._gain(-self._gained)
+        super().close()
 
     def hasten(self, seconds: float) -> None:
         self._seen = super().time()

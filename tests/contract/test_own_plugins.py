@@ -11,6 +11,7 @@ from websockets.datastructures import Headers
 from conductor.entry_points import AUTH, JUDGES, MODELS, TOOLSETS, plugins
 from conductor.models.base import ModelProvider
 from conductor.models.profiles import load_profiles
+from conductor.plugins.models import demo
 from conductor.server.auth import Authenticator, Handshake
 from conductor.settings import load_settings
 from conductor.testing.auth import AuthContract
@@ -28,7 +29,8 @@ class TestDemo(ModelContract):
     """The demo model."""
 
     @pytest.fixture
-    def provider(self) -> ModelProvider:
+    def provider(self, monkeypatch: pytest.MonkeyPatch) -> ModelProvider:
+        monkeypatch.setattr(demo, "PACE_S", 0.005)
         settings = load_settings(None, model_provider="demo")
         provider: ModelProvider = plugins(MODELS)["demo"].load()(load_profiles(settings).main, settings)
         return provider

@@ -141,6 +141,7 @@ async def test_a_flood_gets_one_error_then_a_close_while_other_clients_are_serve
             for _ in range(3):
                 await calm.ask("hi")
             assert not phone.closed.is_set(), "the calm one was served while the flood went on"
+            hasten()
             await asyncio.wait_for(phone.closed.wait(), WAIT)
             await asyncio.wait_for(flooding, WAIT)
             assert phone.close_code == 1008
@@ -188,6 +189,7 @@ async def test_a_large_frame_counts_as_several() -> None:
         phone.send("user.audio.transcript.partial", {"text": "x" * 25_000})  # as two: one too many
         error = await phone.until("error")
         assert error["payload"]["code"] == "rate_limited"
+        hasten()  # it waits before it reads the close
 
 
 def status_call(number: int) -> ToolCall:
@@ -220,3 +222,4 @@ async def test_repeated_results_of_a_call_count() -> None:
                 phone.result(call["payload"]["callId"], "runs")
             error = await phone.until("error")
             assert error["payload"]["code"] == "rate_limited"
+            hasten(4 * SHORT_S)  # it waits before it reads the close

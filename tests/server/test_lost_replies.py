@@ -21,6 +21,7 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.session.session import Session
 from conductor.stores.base import Claim, SessionKey
 from conductor.stores.memory import MemoryStore
+from tests.hasty import hasten
 from tests.models import Script
 from tests.server.nodes import KEY, LosesReplies, Node, Shelf, calm, echo, node
 from tests.server.wires import WAIT, until
@@ -55,6 +56,7 @@ async def test_a_session_continues_after_a_lost_reply(file_shelf: Shelf, number:
         async with phone:
             store.lose(number)
             phone.say("how is it?")
+            hasten()  # the pause before the commit is tried again
             final = await phone.until(is_final("It runs."))
             await phone.idle(since=phone.log.index(final))
             assert phone.finals().count("It runs.") == 1

@@ -118,7 +118,7 @@ async def world(monkeypatch: pytest.MonkeyPatch, folder: Path, **limits: int) ->
         yield state
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (2, 3))])
 async def test_three_people_share_nothing(seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chance, refused, turns = random.Random(seed), 0, Counter[str]()
     async with world(monkeypatch, tmp_path, daily_token_budget=PERSON_TOKENS) as state:

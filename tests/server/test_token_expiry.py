@@ -19,6 +19,7 @@ from conductor.server.listener import Listener
 from conductor.server.websocket import Socket
 from conductor.settings import load_settings
 from tests.app import App
+from tests.hasty import hasten
 from tests.server.test_jwt import AUDIENCE, ISSUER, Provider, token
 from tests.server.wires import WAIT
 
@@ -48,6 +49,7 @@ async def test_a_client_is_told_and_closed_when_its_token_ends(listener: Listene
         goaway = await app.until("session.goaway")
         assert goaway["payload"]["reason"] == "token_expires"
         assert 0 < goaway["payload"]["timeLeftMs"] <= 1000 * min(LEFT_S, NOTICE_S)
+        hasten(LEFT_S)
         await app.closed.wait()
         assert app.close_code == 1008
 
@@ -77,6 +79,7 @@ async def test_another_token_changes_nothing(listener: Listener, reason: str) ->
             app.send("session.update", {"token": REFUSED[reason]()})
             error = await app.until("error")
             assert error["payload"]["code"] == "unauthorized"
+            hasten(LEFT_S)
             await app.closed.wait()
             assert app.close_code == 1008
     refusals = [line["event"] for line in lines if line["log_level"] in ("warning", "error")]
@@ -92,5 +95,6 @@ async def test_a_program_of_mcp_is_cut_when_its_token_ends(listener: Listener) -
     listener.sockets["/mcp"] = lambda socket, path: serve(socket)
     listener.subprotocols.append(Subprotocol("mcp"))
     async with asyncio.timeout(WAIT), connect(url, subprotocols=[Subprotocol("mcp")]) as socket:
+        hasten(LEFT_S)
         with pytest.raises(ConnectionClosed):
             await socket.recv()

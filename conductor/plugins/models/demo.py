@@ -305,12 +305,15 @@ def _decoded(text: str) -> Any:
 # -- the provider
 
 
+PACE_S = 0.02
+
+
 class DemoProvider:
     """The demo model as a provider. ``pace_s`` is the pause after each word, in seconds."""
 
     name = "demo"
 
-    def __init__(self, pace_s: float = 0.02) -> None:
+    def __init__(self, pace_s: float) -> None:
         self._pace_s = pace_s
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
@@ -333,7 +336,7 @@ class DemoProvider:
 
 def from_profile(profile: ModelProfile, settings: Settings) -> DemoProvider:
     """Make the provider; it has no settings."""
-    return DemoProvider()
+    return DemoProvider(PACE_S)
 
 
 def output_for(request: ModelRequest) -> DemoOutput:

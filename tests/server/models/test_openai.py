@@ -27,7 +27,7 @@ from conductor.plugins.http_client import MAX_ERROR_BYTES
 from conductor.plugins.models import http
 from conductor.plugins.models.openai import OpenAIProvider, from_profile
 from conductor.settings import load_settings
-from tests.hasty import SHORT_S
+from tests.hasty import SHORT_S, hasten
 from tests.models import Break, Call, HttpFailure, OpenAIService, Reply
 from tests.server.wires import WAIT
 from tests.unit.models.replies import SECRET, ask, collect, failure_of, finished_of, text_of
@@ -272,10 +272,12 @@ def test_a_wrong_setting_is_one_sentence(fields: dict[str, str], says: str) -> N
 
 
 @asynccontextmanager
-async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"{}") -> AsyncIterator[str]:
+async def by_hand(
+    *parts: bytes, pause_s: float = 0.0, repeating: asyncio.Event | None = None, listed: bytes | None = b"{}"
+) -> AsyncIterator[str]:
     """Serve a stream of these parts, the last of which repeats if there is a pause; gives the base URL.
 
-    ``listed`` None never answers who asks for the models.
+    ``repeating`` is set at the first repetition. ``listed`` None never answers who asks for the models.
     """
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -287,6 +289,8 @@ async def by_hand(*parts: bytes, pause_s: float = 0.0, listed: bytes | None = b"
             while pause_s:
                 await asyncio.sleep(pause_s)
                 await response.write(parts[-1])
+                if repeating:
+                    repeating.set()
         return response
 
     async def models(request: web.Request) -> web.StreamResponse:
@@ -323,10 +327,14 @@ WORDS = b'data: {"choices":[{"delta":{"content":"Hi. "},"finish_reason":null}]}\
     ],
 )
 async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -> None:
-    async with by_hand(*parts, pause_s=0.02) as base_url:
+    repeating = asyncio.Event()
+    async with by_hand(*parts, pause_s=0.02, repeating=repeating) as base_url:
         provider = provider_at(base_url)
+        failing = asyncio.create_task(failure_of(provider, ask(silence_s=SHORT_S)))
+        await asyncio.wait_for(repeating.wait(), WAIT)
         began = asyncio.get_running_loop().time()
-        assert (await failure_of(provider, ask(silence_s=SHORT_S))).reason == "timeout"
+        hasten()
+        assert (await failing).reason == "timeout"
         assert asyncio.get_running_loop().time() - began < 3 * SHORT_S
         await provider.aclose()
 

@@ -9,9 +9,16 @@ from typing import TypeAlias
 
 import pytest
 
+from conductor.plugins.models import demo
 from tests.conftest import Main
 
 Rehearse: TypeAlias = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def quicken_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pause after each word."""
+    monkeypatch.setattr(demo, "PACE_S", 0.005)
 
 
 @pytest.fixture

@@ -8,10 +8,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from conductor.models.base import TextDelta
 from conductor.observers.turns import SessionMetrics, TurnObservers
-from tests.session.helpers import make_services, open_stage
+from tests.session.helpers import make_services, open_stage, run
 
 
-async def test_turns_are_counted_as_they_end() -> None:
+def test_turns_are_counted_as_they_end() -> None:
+    run(count_turns())
+
+
+async def count_turns() -> None:
     registry = CollectorRegistry()
     services = make_services([[TextDelta("Hello.")], [TextDelta("One "), 5.0, TextDelta("two.")]])
     stage = await open_stage(replace(services, observers=TurnObservers(SessionMetrics(registry))))

@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from conductor.errors import SettingsError
+from conductor.plugins.stores import sqlite_writer
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.plugins.stores.sqlite_backup import back_up, restore
 from conductor.plugins.stores.sqlite_writer import log_size
@@ -153,15 +154,17 @@ def readers(path: Path, count: int) -> Iterator[None]:
             thread.join()
 
 
-async def load(path: Path, store: SqliteStore, sessions: int, commits_each: int) -> int:
-    """Append commits of 3 KB, with a snapshot after each 64; returns the largest size of the log."""
+async def load(
+    path: Path, store: SqliteStore, sessions: int, commits_each: int, record: bytes = RECORD
+) -> int:
+    """Append commits, with a snapshot after each 64; returns the largest size of the log."""
     largest = 0
 
     async def talk(number: int, claim: Claim) -> None:
         nonlocal largest
         for count in range(commits_each):
             snapshot = (count + number) % 64 == 63
-            await store.append(claim, f"commit-{count}", RECORD, snapshot=snapshot)
+            await store.append(claim, f"commit-{count}", record, snapshot=snapshot)
             largest = max(largest, log_size(path))
 
     claims = [await store.claim(SessionKey("subject", str(number))) for number in range(sessions)]
@@ -189,13 +192,14 @@ async def test_the_log_of_an_hour_stays_small(tmp_path: Path) -> None:
     assert largest < MAX_LOG
 
 
-async def test_a_reader_that_never_ends_is_logged(tmp_path: Path) -> None:
+async def test_a_reader_that_never_ends_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_writer, "_READERS_MS", 1)  # it is waited for 16 times
     path = tmp_path / "sessions.db"
     async with opened(path) as store:
         with closing(sqlite3.connect(path, isolation_level=None)) as reader, capture_logs() as captured:
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM session").fetchone()
-            largest = await load(path, store, sessions=40, commits_each=200)
+            largest = await load(path, store, sessions=40, commits_each=20, record=10 * RECORD)
         assert largest > MAX_LOG
         (event,) = {line["event"] for line in captured}
         assert event == "a reader keeps the write-ahead log of the session store"
