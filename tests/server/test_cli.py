@@ -21,10 +21,12 @@ from pathlib import Path
 import pytest
 
 from conductor.cli import COMMANDS, main
+from conductor.plugins.models.demo import DemoProvider
 from conductor.version import __version__
 from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
-from tests.models import AnthropicService, Call, Reply
+from tests.models import Call, OpenAIService, Reply
+from tests.serving import serving
 
 START = 60.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
@@ -240,7 +242,7 @@ async def test_an_unknown_setting_is_one_line_at_the_start(tmp_path: Path) -> No
     (tmp_path / ".env").write_text(f"AUTH_TOKEN={SECRET}\nCLOUD_KEY={SECRET}\n")
     (tmp_path / "models.toml").write_text(
         'default = "toy"\n[[profile]]\nname = "toy"\nprovider = "demo"\n[[profile]]\nname = "cloud"\n'
-        'provider = "anthropic"\nmodel = "m"\napi_key_env = "CLOUD_KEY"\n'
+        'provider = "openai"\nmodel = "m"\napi_key_env = "CLOUD_KEY"\n'
     )
     async with server(tmp_path) as served:
         (line,) = [line for line in served.lines if "not a setting" in line]
@@ -407,7 +409,7 @@ async def test_the_printed_talk_command_works_in_another_terminal(
 
 
 async def test_talk_sends_the_settings_token_to_no_other_server(tmp_path: Path) -> None:
-    async with server(tmp_path, AUTH_TOKENS=SECRET) as served:
+    async with serving(DemoProvider(0.0), tokens=(SECRET,)) as served:
         code, _, _ = await run(tmp_path, "talk", "--url", served.url, "say hello", AUTH_TOKENS=SECRET)
         assert code == 2
 
@@ -466,7 +468,7 @@ def test_the_script_decides_nothing_that_the_program_does_not() -> None:
 async def test_a_terminal_without_a_letter_shows_its_number(tmp_path: Path, command: tuple[str, ...]) -> None:
     text = "model: scripted\nreplies: [Grüße]\nsteps:\n  - say: hello\n    expect: {said: nothing}\n"
     (tmp_path / "rehearsal.yaml").write_text(text, encoding="utf-8")
-    async with server(tmp_path) as served:
+    async with serving(DemoProvider(0.0)) as served:
         words = (*command, "--url", served.url) if command[0] == "talk" else command
         code, out, err = await run(tmp_path, *words, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert "Traceback" not in err and code == (0 if command[0] == "talk" else 1), err
@@ -487,9 +489,9 @@ def nap() -> str:
 
 async def test_a_tool_that_hangs_in_its_thread_does_not_keep_the_process(tmp_path: Path) -> None:
     (tmp_path / "tools.py").write_text(HANGS)
-    async with AnthropicService(api_keys=None) as claude:
-        claude.play(Reply(calls=(Call("nap", {}),)), Reply("It sleeps."))
-        values = {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": claude.base_url}
+    async with OpenAIService(api_keys=None) as model:
+        model.play(Reply(calls=(Call("nap", {}),)), Reply("It sleeps."))
+        values = {"OPENAI_BASE_URL": model.base_url, "OPENAI_MODEL": "m", "MODEL_PROVIDER": "openai"}
         values |= {"TOOLS_PATH": "tools.py", "TOOL_TIMEOUT_MS": "1000"}
         async with server(tmp_path, **values) as served:
             async with App(served.url) as phone:

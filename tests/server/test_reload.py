@@ -32,7 +32,7 @@ def phone(url: str, token: str) -> App:
     return App(f"{url}?token={token}", session_id=f"s-{len(token)}")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.extended)])
 async def test_a_removed_token_is_out_within_a_second_and_a_new_one_is_in(
     tmp_path: Path, workers: int
 ) -> None:

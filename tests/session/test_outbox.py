@@ -647,19 +647,25 @@ def check_walk(seed: int, number: int, *, answers_interrupted: bool = True, kind
     run(scenario())
 
 
-@pytest.mark.parametrize("start", range(0, 50, 50))
-def test_no_walk_breaks_the_rules(start: int) -> None:
-    for seed in range(start, start + 50):
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 50), marks=pytest.mark.extended)], ids=str)
+def test_no_walk_breaks_the_rules(seeds: range) -> None:
+    for seed in seeds:
         check_walk(seed, 60)
 
 
-def test_no_walk_with_interrupted_speeches_that_are_never_answered_breaks_the_rules() -> None:
-    for seed in range(1000, 1030):
+@pytest.mark.parametrize(
+    "seeds", [range(1000, 1003), pytest.param(range(1003, 1030), marks=pytest.mark.extended)], ids=str
+)
+def test_no_walk_with_interrupted_speeches_that_are_never_answered_breaks_the_rules(seeds: range) -> None:
+    for seed in seeds:
         check_walk(seed, 20 + seed % 130, answers_interrupted=False)
 
 
-def test_no_walk_with_questions_breaks_the_rules() -> None:
-    for seed in range(2000, 2030):
+@pytest.mark.parametrize(
+    "seeds", [range(2000, 2003), pytest.param(range(2003, 2030), marks=pytest.mark.extended)], ids=str
+)
+def test_no_walk_with_questions_breaks_the_rules(seeds: range) -> None:
+    for seed in seeds:
         check_walk(seed, 20 + seed % 90, answers_interrupted=seed % 2 == 0, kind=ApprovalPrompt)
 
 

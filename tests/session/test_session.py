@@ -369,9 +369,10 @@ async def come_to_rest(stage: Stage) -> None:
     await stage.quiet()
 
 
+@pytest.mark.parametrize("stride", [10, pytest.param(1, marks=pytest.mark.extended)], ids=["tenth", "all"])
 @pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize("how", ["interrupt", "say", "time out", "hang up"])
-def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
+def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int, stride: int) -> None:
     """Stop a turn of three rounds after 0, 1, 2 ... steps of the loop, until it is over before that."""
 
     async def scenario(after: int) -> bool:
@@ -404,7 +405,7 @@ def test_a_turn_may_be_stopped_at_any_step(how: str, delay: int) -> None:
             assert "Second." in stage.app.finals(at), stage.app.shapes(since)
         return over
 
-    at_every_step(scenario)
+    at_every_step(scenario, stride)
 
 
 def test_a_session_may_be_closed_at_any_step() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 from protocol_schema import json_schema
@@ -301,18 +301,22 @@ WRITERS: dict[str, Callable[[Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(50, marks=pytest.mark.extended)])
 @pytest.mark.parametrize("event_type", sorted(CLIENT))
-@given(data=st.data())
-def test_frames_of_different_json_writers_decode_alike(event_type: str, data: st.DataObject) -> None:
-    event = data.draw(events_of(CLIENT[event_type]))
-    original = encode_event("e-1", "s-1", event)
-    expected = decode_event(original)
-    assert expected.event == event and type(expected.event) is CLIENT[event_type]
-    assert (expected.id, expected.type, expected.session_id) == ("e-1", event_type, "s-1")
-    for writer, write in WRITERS.items():
-        inbound = decode_event(write(json.loads(original)).encode(), 1_000_000)
-        assert inbound.event == expected.event, writer
-        assert (inbound.id, inbound.type) == (expected.id, expected.type), writer
+def test_frames_of_different_json_writers_decode_alike(event_type: str, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(events_of(CLIENT[event_type]))
+    def check(event: client.ClientEvent) -> None:
+        original = encode_event("e-1", "s-1", event)
+        expected = decode_event(original)
+        assert expected.event == event and type(expected.event) is CLIENT[event_type]
+        assert (expected.id, expected.type, expected.session_id) == ("e-1", event_type, "s-1")
+        for writer, write in WRITERS.items():
+            inbound = decode_event(write(json.loads(original)).encode(), 1_000_000)
+            assert inbound.event == expected.event, writer
+            assert (inbound.id, inbound.type) == (expected.id, expected.type), writer
+
+    check()
 
 
 @pytest.mark.parametrize("unit", ["5e-324", '{"k":1.5}', "7"])
