@@ -113,6 +113,7 @@ class Limits:
     max_observation_bytes: int = 16_384
     floor_timeout: float = 5.0  # a person has the floor for this long after a partial transcript,
     open_microphone: float = 8.0  # and in a client that has never sent a partial
+    pause_timeout: float = 2.0  # a paused speech goes on after this long without a transcript
     heard_window: float = 0.15  # an interruption this soon after the acknowledgement still counts
     stale_speech: float = 10.0  # an older unacknowledged tts.speak is not replayed
     max_send_queue: int = 1_024  # frames queued for one socket whose client does not read

@@ -30,6 +30,7 @@ KEPT = (
     "user.audio.transcript.final",
     "tool.result",
     "audio.output.interrupted",
+    "audio.output.paused",
     "approval.response",
     "agent.completed",
 )
@@ -278,6 +279,10 @@ class App:
     def interrupt(self, **fields: Any) -> str:
         """Speak over the speech."""
         return self.send("audio.output.interrupted", {"reason": "user", **fields})
+
+    def pause(self, **fields: Any) -> str:
+        """Pause the speech, because the person begins to speak."""
+        return self.send("audio.output.paused", fields)
 
     def decide_card(self, card: Event, decision: str, **fields: Any) -> str:
         """Decide about the call of an ``approval.request``."""

@@ -20,6 +20,7 @@ from conductor.conversation.state import (
     Event,
     Input,
     Notice,
+    Pause,
     Question,
     Speech,
     Turn,
@@ -121,6 +122,16 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             _add_notice(state, record.notice)
         case r.SpeechCut() if record.speech_id in state.speeches:
             _cut(state, state.speeches[record.speech_id], record.text)
+        case r.SpeechPaused():
+            state.pause = Pause(
+                speech_id=record.speech_id,
+                name=record.name,
+                at=at,
+                spoken_text=record.spoken_text,
+                played_ms=record.played_ms,
+            )
+        case r.PauseEnded():
+            state.pause = None
         case r.JobAccepted() if record.job.call_id in state.late_calls:
             state.late_calls[record.job.call_id] = record.job
         case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
@@ -418,6 +429,8 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 def _speak(state: Conversation, turn: Turn | None, speech_text: str, **fields: Any) -> None:
     """Add the speech of this record, with these ``fields``; the former ones that are acknowledged go."""
     pending = {event.call_id for event in state.outbound.values() if event.kind == "speak"}
+    if state.pause is not None:
+        pending.add(state.pause.speech_id)
     state.speeches = {key: former for key, former in state.speeches.items() if key in pending}
     turn_id, actions = (turn.id, tuple(turn.actions)) if turn is not None else ("", ())
     key = speech_id(state)

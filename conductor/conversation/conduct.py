@@ -15,7 +15,8 @@ class Conduct:
     ``cancels``: a transcript interrupts the running turn. ``failures`` are the apologies by error code.
     ``turn_ms`` limits a turn, and ``question_ms`` is how long a question stands. Within ``window_ms`` after a
     speech an interruption or a yes still concerns it. The person has the floor for ``floor_ms`` after a
-    partial transcript. ``window_tokens`` is the model's context window, None if it is unknown.
+    partial transcript, and a paused speech goes on after ``pause_ms`` without a transcript.
+    ``window_tokens`` is the model's context window, None if it is unknown.
     """
 
     cancels: bool = True
@@ -26,6 +27,7 @@ class Conduct:
     question_ms: int = 600_000
     window_ms: int = 150
     floor_ms: int = 5_000
+    pause_ms: int = 2_000
     late_ms: int = 600_000
     notice_ms: int = 600_000
     job_ms: int = 86_400_000

@@ -17,6 +17,7 @@ from conductor.events.server import (
     ApprovalResolved,
     ConversationState,
     ErrorEvent,
+    OutputResume,
     Segment,
     ServerEvent,
     SpeechFinal,
@@ -105,6 +106,8 @@ def _payloads(  # noqa: C901 -- a branch a record
                 yield _state(state, "idle", "idle")
         case r.QuestionDecided():
             yield from _decision(state, record, at)
+        case r.PauseEnded() if record.resumes and "pause" in state.profile.capabilities:
+            yield from _resume(state, record, turn)
         case r.LateFinished() if "late" in state.profile.capabilities:
             late = ToolLate(record.call_id, "turn" if record.starts_turn else "context")
             yield SLOTS["late"], "flash", late
@@ -240,6 +243,16 @@ def _speech(state: Conversation) -> Iterator[SlotPayload]:
         segment = Segment(speech.reply_id, speech.segment, speech.last)
     lang = _language(state, speech.question_id)
     yield SLOTS["speak"], "speak", speak(speech.id, speech.speech_text, segment, lang)
+
+
+def _resume(state: Conversation, record: r.PauseEnded, turn: Turn | None) -> Iterator[SlotPayload]:
+    yield SLOTS["resume"], "resume", OutputResume(record.name)
+    if turn is None or state.questions:
+        yield _state(state, "state", "idle")
+    if record.event_id and "turns" in state.profile.capabilities:
+        named = (s.turn_id for s in state.speeches.values() if record.name in (s.id, s.reply_id))
+        turn_id = turn.id if turn is not None else next(named, "")
+        yield SLOTS["ended"], "ended", TurnEndedEvent(turn_id, record.event_id, "resumed")
 
 
 def _language(state: Conversation, question_id: str) -> str:

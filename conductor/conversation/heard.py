@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from conductor.conversation.state import Speech
 
 # Characters that a synthetic voice reads per second, to cut by ``playedMs``; voices read 12 to 18.
 CHARS_PER_SECOND = 15.0
+_FASTEST_PER_SECOND = 18.0
 
 CUT_HERE = "[The user interrupted here and did not hear the rest.]"
 CUT_SOMEWHERE = "[The user interrupted this speech; it is not known how much of it was heard.]"
@@ -29,6 +32,21 @@ def heard_part(
     else:
         return speech.preceding or None
     return f"{speech.preceding} {part}" if speech.preceding and part else speech.preceding or part
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…])[\"')\]»”’]*(?=\s|$)|(?<=[。！？])")
+
+
+def begun_part(speech: Speech, spoken_text: str | None, played_ms: float | None) -> str:
+    """Return the message up to the end of the sentence that was being spoken; all of it if unknown."""
+    if spoken_text is not None:
+        heard = len(spoken_text.strip())
+    elif played_ms is not None:
+        heard = int(played_ms / 1000 * _FASTEST_PER_SECOND)
+    else:
+        return speech.text
+    end = _SENTENCE_END.search(speech.speech_text, heard)
+    return f"{speech.preceding} {speech.speech_text[: end.start() if end else None]}".strip()
 
 
 def heard_text(speech: Speech, spoken_text: str | None, played_ms: float | None, *, finished: bool) -> str:

@@ -25,8 +25,9 @@ SLOTS = {
     "speak": 391,
     "thinking": 392,
     "idle": 393,
-    "state": 394,
-    "late": 395,
+    "resume": 394,
+    "state": 395,
+    "late": 396,
     "calls": 512,  # two for each: the call, and the news that it started
     "cards": 768,
     "cards_idle": 895,

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from conductor.conversation import consent
 from conductor.conversation import records as r
 from conductor.conversation.consent import Refuse, Response
-from conductor.conversation.heard import heard_part, heard_text
+from conductor.conversation.interruptions import (
+    barge_in,
+    cut_paused,
+    pause_over,
+    paused,
+    question_stands,
+    withdrawn_speeches,
+)
 from conductor.conversation.phrases import (
     agent_notice,
     app_facts,
@@ -23,9 +30,8 @@ from conductor.conversation.state import (
     Conversation,
     Notice,
     Profile,
-    Speech,
 )
-from conductor.conversation.turns import ended, is_pending, remembered, turn_started
+from conductor.conversation.turns import ended, remembered, turn_started
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
 from conductor.tools.outcomes import (
@@ -60,8 +66,10 @@ def receive(view: View, event_id: str, event: object) -> Response:
             return _transcript(view, event_id, event.text.strip(), event.lang or "")
         case client.OutputInterrupted():
             return barge_in(view, event_id, event.spoken_text, event.played_ms)
-        case client.ResponseCancel() if view.state.turn is not None:
-            return [ended(view, "interrupted")]
+        case client.OutputPaused():
+            return paused(view, event_id, event)
+        case client.ResponseCancel():
+            return _stopped(view)
         case client.ToolResultEvent() | client.ToolCancelled() | client.ToolAccepted():
             return _report(view, event)
         case client.AgentCompleted():
@@ -81,6 +89,13 @@ def receive(view: View, event_id: str, event: object) -> Response:
     return []
 
 
+def _stopped(view: View) -> list[r.Record]:
+    cut = cut_paused(view)
+    if view.state.turn is None:
+        return cut.records
+    return [*cut.records, ended(view, "interrupted", heard_prefix=cut.heard_prefix)]
+
+
 def was_handled(state: Conversation, event_id: str, event: object) -> bool:
     """Return whether an event repeats one that was handled."""
     return state.has_handled(
@@ -91,15 +106,11 @@ def was_handled(state: Conversation, event_id: str, event: object) -> bool:
 # -- the person's words
 
 
-def wordless(view: View, text: str) -> Refuse | None:
-    """Refuse the transcript of a noise, such as ``[BLANK_AUDIO]``: no letter or digit outside brackets.
-
-    While a question stands, words in brackets may be an answer.
-    """
+def wordless(text: str) -> Refuse | None:
+    """Refuse the transcript of a noise, such as ``[BLANK_AUDIO]``: no letter or digit outside brackets."""
     if not text.strip():
         return Refuse("invalid_transcript", "The transcript is empty.")
-    spoken = text if view.state.questions else _BRACKETED.sub("", text)
-    if any(map(str.isalnum, spoken)):
+    if any(map(str.isalnum, _BRACKETED.sub("", text))):
         return None
     return Refuse("invalid_transcript", "The transcript has no words.")
 
@@ -110,9 +121,11 @@ _BRACKETED = re.compile(
 
 
 def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
+    if view.state.pause is not None and not question_stands(view) and view.gate.is_backchannel(text, lang):
+        return pause_over(view, event_id)
     answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
-        return answer
+        return [*cut_paused(view).records, *answer] if isinstance(answer, list) else answer
     stop = view.live.stop
     if stop.draining and not stop.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
@@ -131,90 +144,35 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
     assert isinstance(event, client.TranscriptFinal)
     if was_handled(view.state, event_id, event):
         return []
+    text, cut = event.text.strip(), cut_paused(view)
     if view.state.turn is not None:
-        return [
-            r.AnswerUnclear(question_id=question_id, event_id=event_id, text=event.text.strip(), counts=False)
-        ]
-    started = turn_started(view, "transcript", event_id, event.text.strip(), lang=event.lang or "")
-    return [started, r.TurnEnded(reason="interrupted", follows=view.follows)]
+        unclear = r.AnswerUnclear(question_id=question_id, event_id=event_id, text=text, counts=False)
+        return [*cut.records, unclear]
+    started = turn_started(view, "transcript", event_id, text, lang=event.lang or "")
+    return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 
 def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
-    state = view.state
+    state, cut = view.state, cut_paused(view)
     started = turn_started(view, "transcript", event_id, text, lang=lang)
-    records: list[r.Record] = []
     # An unanswered question is superseded in every mode.
-    supersedes = state.turn is not None and (view.conduct.cancels or bool(state.questions))
+    replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
+    supersedes = state.turn is not None and replaces
     waits = view.live.stop.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
     if waits and len(state.queue) >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
+    if state.turn is not None and not supersedes:  # the speech of an earlier turn goes on
+        return [*pause_over(view), r.InputQueued(event_id, text, lang)]
+    records = cut.records
+    if supersedes or (view.conduct.cancels and not waits):
+        records = [*records, *withdrawn_speeches(view)]
     if supersedes:
-        end = ended(view, "interrupted", follow=True)
-        records = [*withdrawn_speeches(view), end]
+        records.append(ended(view, "interrupted", heard_prefix=cut.heard_prefix, follow=True))
     if waits:
         return [*records, r.InputQueued(event_id, text, lang)]
-    return [
-        *(records or (withdrawn_speeches(view) if view.conduct.cancels else [])),
-        *remembered(view, text),
-        started,
-    ]
-
-
-def withdrawn_speeches(view: View) -> list[r.Record]:
-    """Withdraw the speeches that no socket took: the next transcript makes them obsolete."""
-    unsent = {
-        speech.reply_id: speech
-        for speech in reversed(view.state.speeches.values())
-        if not view.was_sent(speech.id) and is_pending(view, speech)
-    }
-    cuts: list[r.Record] = []
-    for speech in unsent.values():
-        if speech.position >= 0:
-            cuts.append(r.SpeechCut(speech.id, heard_text(speech, "", None, finished=False)))
-    return cuts
-
-
-def barge_in(
-    view: View,
-    event_id: str,
-    spoken_text: str | None,
-    played_ms: float | None,
-) -> list[r.Record]:
-    """Handle an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
-    speech = _interrupted(view)
-    if speech is not None and speech.question_id:
-        cut = consent.prompt_cut(view, speech.question_id, event_id)
-        return cut or [r.EventHandled(event_id)]
-    if speech is None and view.state.focus is not None and view.state.focus.repeat_at:
-        return [r.EventHandled(event_id)]  # a tap after the voice: the prompt is cut already
-    finished = speech is not None and speech.id in view.live.outbox.finished_speeches
-    records: list[r.Record] = []
-    heard_prefix = spoken_text.strip() if spoken_text is not None else None
-    if speech is not None and speech.position >= 0:
-        text = heard_text(speech, spoken_text, played_ms, finished=finished)
-        records.append(r.SpeechCut(speech.id, text, event_id))
-    elif speech is not None:
-        heard_prefix = heard_part(speech, spoken_text, played_ms, finished=finished)
-    turn = view.state.turn
-    if turn is not None and (speech is None or finished or speech.turn_id == turn.id):
-        records.append(ended(view, "interrupted", heard_prefix=heard_prefix, event_id=event_id))
-    return records or [r.EventHandled(event_id)]
-
-
-def _interrupted(view: View) -> Speech | None:
-    """Find the speech that an interruption concerns: the oldest unfinished one, else one that just ended."""
-    finished, now = view.live.outbox.finished_speeches, view.now()
-    for speech in view.state.speeches.values():
-        if is_pending(view, speech):
-            return speech
-    recent = [
-        speech
-        for speech in view.state.speeches.values()
-        if now - finished.get(speech.id, 0) <= view.conduct.window_ms
-    ]
-    return recent[-1] if recent else None
+    return [*records, *remembered(view, text), started]
 
 
 # -- results
@@ -282,7 +240,10 @@ def connected(
     """
     state, focus = view.state, view.state.focus
     records: list[r.Record] = []
-    if is_new and not (same_process and "resume" in profile.capabilities):
+    keeps_state = not is_new or (same_process and "resume" in profile.capabilities)
+    if not keeps_state or "pause" not in profile.capabilities:
+        records += pause_over(view)
+    if not keeps_state:
         records += [r.ClientReplaced()] if state.handled_ids else []
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [

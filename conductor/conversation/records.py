@@ -307,6 +307,27 @@ class SpeechCut(Fact, frozen=True):
     event_id: str = ""
 
 
+class SpeechPaused(Fact, frozen=True, kw_only=True):
+    """The person began to speak over a speech, and the app paused it. The fields are as in `Pause`."""
+
+    event_id: str
+    speech_id: str
+    name: str
+    spoken_text: str | None = None
+    played_ms: float | None = None
+
+
+class PauseEnded(Fact, frozen=True, kw_only=True):
+    """The pause of a speech ended: the speech, which the app calls ``name``, ``resumes``, or it was cut.
+
+    ``event_id`` is the transcript that changed nothing else, or the interruption.
+    """
+
+    resumes: bool
+    event_id: str = ""
+    name: str = ""
+
+
 class JobAccepted(Fact, frozen=True):
     """The app accepted a call as a job after the call was closed."""
 

@@ -21,7 +21,7 @@ MAX_NOTICES = 16
 Cause: TypeAlias = Literal["transcript", "news", "request", "refused", "words"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
 Kind: TypeAlias = Literal[
-    "call", "final", "message", "state", "speak", "approval", "resolved", "ended", "flash"
+    "call", "final", "message", "state", "speak", "resume", "approval", "resolved", "ended", "flash"
 ]
 
 
@@ -192,6 +192,20 @@ class Speech(Part, kw_only=True):
     actions: tuple[str, ...] = ()
 
 
+class Pause(Value, frozen=True, kw_only=True):
+    """A speech that the app has paused since ``at``, because the person speaks over it. No other one is sent.
+
+    ``speech_id`` is empty if the speech is not known; the app calls it ``name``. ``spoken_text`` or
+    ``played_ms`` is the heard part.
+    """
+
+    speech_id: str
+    name: str
+    at: int
+    spoken_text: str | None = None
+    played_ms: float | None = None
+
+
 class LateCall(Value, frozen=True, kw_only=True):
     """A device call that was closed without its result, which may still come.
 
@@ -317,6 +331,7 @@ class Conversation(Part, kw_only=True):
     question_closed_at: int = 0
     grants: str = ""
     speeches: dict[str, Speech] = {}
+    pause: Pause | None = None
     late_calls: dict[str, LateCall] = {}
     unknown_calls: dict[str, UnknownCall] = {}
     outbound: dict[str, Event] = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from conductor.conversation import consent
+from conductor.conversation.interruptions import pause_over, resumes_at
 from conductor.conversation.records import (
     CallFinished,
     CallReleased,
@@ -175,6 +176,8 @@ def due(view: View) -> list[Record]:
     if focus is not None and not focus.card and focus.repeat_at:
         if now >= max(focus.repeat_at, view.live.speech.speaking_until):
             return consent.present_again(view, focus)
+    if (at := resumes_at(view)) is not None and at <= now:
+        return pause_over(view)
     if turn is not None and turn.running_since and now >= turn.running_since + turn.left_ms:
         return [ended(view, "timed_out", error="turn_timeout")]
     return []
@@ -183,7 +186,7 @@ def due(view: View) -> list[Record]:
 def deadline(view: View, *limits: int | None) -> int | None:
     """Return the time at which `due` or `next_step` may have something new, or the earliest of ``limits``."""
     state, live = view.state, view.live
-    turn, focus, times = state.turn, state.focus, list(filter(None, limits))
+    turn, focus, times = state.turn, state.focus, list(filter(None, (*limits, resumes_at(view))))
     times += [question.expires_at for question in state.questions.values()]
     if focus is not None and not focus.card and focus.repeat_at:
         times.append(max(focus.repeat_at, live.speech.speaking_until))

@@ -176,4 +176,6 @@ def _heard_of_reply(view: View, reply_id: str) -> str | None:
     if not segments:
         return None
     unheard = next((speech for speech in segments if is_pending(view, speech)), None)
-    return segments[-1].text if unheard is None else unheard.preceding or None
+    if unheard is None:
+        return segments[-1].text
+    return unheard.preceding or (None if view.was_sent(unheard.id) else "")

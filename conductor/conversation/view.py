@@ -48,6 +48,9 @@ class CallGate(Protocol):
     def classify(self, question: Question, utterance: str, lang: str) -> Answer:
         """Classify an answer to a question; ``lang`` is the language that the recogniser heard, if any."""
 
+    def is_backchannel(self, words: str, lang: str) -> bool:
+        """Return whether words only show that the person listens; ``lang`` as in `classify`."""
+
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
 
@@ -109,8 +112,12 @@ class Openings:
 
 @dataclass(slots=True)
 class Listening:
-    """What the person's partial transcripts show; times are epoch milliseconds."""
+    """What the person's partial transcripts show; times are epoch milliseconds.
 
+    ``heard_at``: when something was heard last, or the app connected.
+    """
+
+    heard_at: int = 0
     utterance_began: int = 0
     speaking_until: int = 0
     sends_partials: bool = False

@@ -207,6 +207,25 @@ class OutputInterrupted(FromClient, frozen=True, omit_defaults=True):
     ] = None
 
 
+class OutputPaused(FromClient, frozen=True, omit_defaults=True):
+    """The person has begun to speak over the speech, and the app has paused it. The next transcript decides.
+
+    It concerns the speech ``speechId``, or the oldest ``tts.speak`` without a result. ``spokenText`` or
+    ``playedMs`` tells how much of it was heard.
+    """
+
+    TYPE: ClassVar[str] = "audio.output.paused"
+    CAPABILITY: ClassVar[str] = "pause"
+    RECORDED: ClassVar[bool] = True
+    speech_id: Annotated[
+        _Short, doc("The ``speechId`` of the ``tts.speak``, or its ``callId``.", "speech_5d_1")
+    ] = ""
+    spoken_text: Annotated[str | None, doc("The spoken part of the text.", "Seventeen percent of")] = None
+    played_ms: Annotated[
+        Annotated[float, Meta(ge=0)] | None, doc("Milliseconds of the speech that were played.", 900)
+    ] = None
+
+
 class AgentCompleted(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     """A coding agent has ended; the server tells the person in a separate turn."""
 
@@ -410,6 +429,7 @@ ClientEvent: TypeAlias = (
     | TranscriptFinal
     | ToolResultEvent
     | OutputInterrupted
+    | OutputPaused
     | AgentCompleted
     | ResponseCancel
     | ToolCancelled

@@ -37,6 +37,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "late": "The server confirms a result after the time limit.",
         "async": "A long call goes on as a job while the conversation continues.",
         "activity": "The server reports every tool's start and end.",
+        "pause": 'The app pauses its speech while the person speaks; after a mere "mhm" it goes on.',
         "segments": "A reply is spoken sentence by sentence while the model still writes.",
         "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
         "metrics": "The server reports the times of a turn.",
@@ -47,8 +48,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
 )
 """The extensions that this version accepts."""
 
-EndReason: TypeAlias = Literal["answered", "interrupted", "session_end", "timed_out", "failed"]
-"""The causes of a turn's end."""
+EndReason: TypeAlias = Literal["answered", "interrupted", "resumed", "session_end", "timed_out", "failed"]
+"""The causes of a turn's end; ``resumed`` is the end of a transcript that let a paused speech go on."""
 
 DiagnosticCode: TypeAlias = Literal[
     "unknown_event",
@@ -301,6 +302,14 @@ class Diagnostic(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     event_id: Annotated[str | None, doc("The event that caused it.")] = None
 
 
+class OutputResume(msgspec.Struct, frozen=True, rename="camel"):
+    """The paused speech goes on where it was: nobody has interrupted it."""
+
+    TYPE: ClassVar[str] = "audio.output.resume"
+    CAPABILITY: ClassVar[str] = "pause"
+    speech_id: Annotated[str, doc("The speech, as ``audio.output.paused`` named it.", "speech_5d_1")]
+
+
 class TurnEndedEvent(msgspec.Struct, frozen=True, rename="camel"):
     """The turn of a transcript has ended. Every accepted transcript gets this event once."""
 
@@ -397,6 +406,7 @@ ServerEvent: TypeAlias = (
     | ApprovalRequest
     | ApprovalResolved
     | Diagnostic
+    | OutputResume
     | TurnEndedEvent
     | TurnMetrics
     | SessionGoaway

@@ -133,6 +133,7 @@ class Clients:
                 view.live.cards.visible.clear()
                 view.live.cards.told.clear()
                 view.live.speech.speaking_until = 0
+                view.live.speech.heard_at = view.now()
 
             def decision() -> Response:
                 declared = records()
@@ -173,8 +174,16 @@ class Clients:
         live, now = self._session.view.live, self._session.view.now()
         if now >= live.speech.speaking_until:
             live.speech.utterance_began = now
+        live.speech.heard_at = now
         live.speech.speaking_until = 0 if is_final else now + self._session.conduct.floor_ms
         live.speech.sends_partials = live.speech.sends_partials or not is_final
+
+    def hear_onset(self) -> None:
+        """Record that the person begins to speak over a speech."""
+        live, now = self._session.view.live, self._session.view.now()
+        if now >= live.speech.speaking_until:
+            live.speech.utterance_began = now
+        live.speech.speaking_until = max(live.speech.speaking_until, now + self._session.conduct.pause_ms)
 
     def show(self, question_id: str) -> None:
         """Record that the client shows a card."""

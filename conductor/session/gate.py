@@ -374,6 +374,10 @@ class SessionGate(CallGate):
         judge, voice_question = self._voice_question(question)
         return judge.classify(utterance, voice_question, code_of(lang) or None)
 
+    def is_backchannel(self, words: str, lang: str) -> bool:
+        """Return whether words only show that the person listens, in the person's language."""
+        return self._services.judges[self.language_of(lang)].is_backchannel(words)
+
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
         profile = self._state.profile

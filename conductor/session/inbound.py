@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from conductor.conversation.consent import Later, Refuse, Response, tapped
+from conductor.conversation.interruptions import pause_over
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, starts_turn, too_late, was_handled, wordless
 from conductor.conversation.records import ProfileDeclared, QuestionDecided
@@ -102,6 +103,9 @@ async def _take(  # noqa: C901 -- a case an event
             await record(session, inbound.id, event)
             if outbox.transport is not None:
                 outbox.transport.drop_partials()
+        case client.OutputPaused():
+            session.clients.hear_onset()
+            await record(session, inbound.id, event)
         case client.SessionUpdate(tools=list(tools)) if "tools" in capabilities:
             await _declare(session, tools, inbound.id, transport)
         case client.ApprovalResponse():
@@ -231,7 +235,8 @@ async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | 
     drop += [call_id for call_id in resume.pending if not _awaits(session, call_id)]
     # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
     drop = [call_id for call_id in drop if not session.outbox.is_ui_call(call_id)][: client.MAX_RESUMED]
-    session.outbox.handled(resume.last_event_id, queues_speeches="segments" in event.capabilities)
+    reads_on = not {"segments", "pause"}.isdisjoint(event.capabilities)
+    session.outbox.handled(resume.last_event_id, reads_on=reads_on)
     return resend, drop
 
 
@@ -249,8 +254,8 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     session.clients.hear(is_final=True)
     if was_handled(session.state, event_id, event):
         return InboundResult.REPEATED
-    if (noise := wordless(view, event.text)) is not None:
-        return await _refuse_transcript(session, noise, event_id)
+    if (noise := wordless(event.text)) is not None:
+        return await _refuse_noise(session, noise, event_id)
     session.outbox.expect_no_acknowledgements()  # after a noise the speech goes on
     wait_s, is_counted = 0.0, False
 
@@ -300,6 +305,14 @@ async def _record_later(session: Session, later: Later, event_id: str, event: cl
 async def _refuse_transcript(session: Session, refusal: Refuse, event_id: str) -> InboundResult:
     _refuse(session, refusal, event_id)
     await session.reopen_microphone()
+    return InboundResult.REFUSED
+
+
+async def _refuse_noise(session: Session, refusal: Refuse, event_id: str) -> InboundResult:
+    """Refuse a transcript without words; a speech that was paused for it goes on."""
+    _refuse(session, refusal, event_id)
+    if not await session.commits.decide(lambda: pause_over(session.view)):
+        await session.reopen_microphone()
     return InboundResult.REFUSED
 
 

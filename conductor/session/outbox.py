@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from conductor.conversation.ids import place_of
-from conductor.conversation.state import Event
+from conductor.conversation.state import Event, Kind
 from conductor.conversation.view import Replay, View
 from conductor.events.envelope import encode_frame
 from conductor.events.server import ConversationState
@@ -24,7 +24,7 @@ _UI_CALLS = ("state", "message", "speak")
 # Finished speeches to remember; an interruption concerns only the last ones.
 _MAX_FINISHED = 32
 # Kinds that a client has handled once it answers a later event.
-_READ_IN_ORDER = ("state", "message", "final", "resolved", "ended")
+_READ_IN_ORDER = ("state", "message", "final", "resume", "resolved", "ended")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
 _SIGNS_OF_SILENCE = 4
 # Milliseconds of lateness of a timer that show that the process was suspended.
@@ -75,6 +75,7 @@ class Outbox:
         self._flashes = 0
         self._withheld: list[Entry] = []
         self._head: Entry | None = None
+        self._stands = False
         self._client_acknowledges: bool | None = None
         self._probe = ""
         view.live.outbox.unanswered = self._by_call
@@ -93,10 +94,7 @@ class Outbox:
 
     def replay(self, transport: Transport) -> Replay:
         """List the speeches and cards that `attach` will send to a new connection."""
-        state: ConversationState = "thinking"
-        if self._last_state is not None:
-            arguments = msgspec.json.decode(self._last_state.payload)["arguments"]
-            state = msgspec.json.decode(arguments)["state"]
+        state = "thinking" if self._last_state is None else _state_of(self._last_state)
         entries = self._entries.values()
         speeches = [e.event.call_id for e in entries if e.event.kind == "speak" and not self._is_stale(e)]
         cards = [entry.event.call_id for entry in entries if entry.event.kind == "approval"]
@@ -199,11 +197,10 @@ class Outbox:
         base = self.last_written if self.last_written.startswith(own) and to is None else f"{own}0"
         event_id = f"{base}.{self._flashes:x}"
         frame = Frame(encode_frame(event_id, type_, self._session_id, payload), partial=partial)
-        if self._backlog:
-            if not partial:  # a held partial would be out of date
-                self._backlog.append(frame)
-            return
-        transport.send(frame)
+        if not self._backlog or (self._overtakes("flash") and not self.deciding):
+            transport.send(frame)
+        elif not partial:  # a held partial would be out of date
+            self._hold(frame, "flash")
 
     # -- from the client
 
@@ -222,7 +219,7 @@ class Outbox:
         for earlier in self._before(entry) if is_known else ():
             if earlier.event.kind in _READ_IN_ORDER and earlier.frame.is_written:
                 self._finish(earlier)
-            elif earlier.event.kind == "speak" and earlier.replayed and not self._queues_speeches:
+            elif earlier.event.kind == "speak" and earlier.replayed and not self._reads_on:
                 self._lose(earlier)  # its answer was lost with the old connection
         if entry.event.kind in _UI_CALLS:
             self._client_acknowledges, self.shown_at = True, self._view.now()
@@ -254,10 +251,10 @@ class Outbox:
         if self._head is not None and self._head.event.call_id == call_id:
             self._expire_at(self._view.now() + self._head.limit_ms)
 
-    def handled(self, event_id: str | None, *, queues_speeches: bool) -> None:
+    def handled(self, event_id: str | None, *, reads_on: bool) -> None:
         """Acknowledge everything up to an event that the client has handled.
 
-        A client that ``queues_speeches`` may not have spoken the earlier speeches yet.
+        A client that ``reads_on`` while it speaks may not have spoken the earlier speeches yet.
         """
         claim, last = place_of(event_id or "")
         for entry in list(self._entries.values()):
@@ -266,7 +263,7 @@ class Outbox:
                 continue
             if entry.event.kind in _READ_IN_ORDER:
                 self._finish(entry)
-            elif entry.event.kind == "speak" and own < last and not queues_speeches:
+            elif entry.event.kind == "speak" and own < last and not reads_on:
                 self._lose(entry)  # the client is past it, so its answer was lost
         self.settle()
 
@@ -359,7 +356,7 @@ class Outbox:
                     self._offer(entry)
         while self._backlog and self.transport is not None and not self.deciding:
             first = self._backlog[0]
-            if isinstance(first, Entry) and self._waits_for_speech(first):
+            if self._waits(first):
                 break
             self._backlog.pop(0)
             if isinstance(first, Frame):
@@ -367,10 +364,11 @@ class Outbox:
             elif not first.frame.withdrawn and first.event.id in self._entries:
                 self._write(first)
         head = next(iter(self._line.values()), None)
-        if head is not self._head:
-            self._head = head
+        stands = head is not None and head.event.kind == "speak" and self._view.state.pause is not None
+        if (head, stands) != (self._head, self._stands):
+            self._head, self._stands = head, stands
             self.deadline = None
-            if head is not None:
+            if head is not None and not stands:
                 self._expire_at(self._view.now() + head.limit_ms)
 
     def _expire_at(self, deadline: int) -> None:
@@ -378,11 +376,23 @@ class Outbox:
         self._on_deadline(deadline)
 
     def _offer(self, entry: Entry) -> None:
-        is_speech = entry.event.kind == "speak"
-        if self._backlog or self.deciding or (is_speech and self._waits_for_speech(entry)):
-            self._backlog.append(entry)
+        kind = entry.event.kind
+        if kind == "resume":  # what is held may wait for the end of the speech that goes on
+            self._backlog.insert(0, entry)
+        elif self.deciding or self._waits(entry) or (self._backlog and not self._overtakes(kind)):
+            self._hold(entry, kind)
         else:
             self._write(entry)
+
+    def _overtakes(self, kind: Kind) -> bool:
+        """Whether an event does not wait behind the speeches that a pause holds: the turn goes on."""
+        return self._view.state.pause is not None and kind not in ("speak", "state")
+
+    def _hold(self, item: Entry | Frame, kind: Kind) -> None:
+        at = len(self._backlog)
+        if self._overtakes(kind):
+            at = next((n for n, held in enumerate(self._backlog) if self._waits(held)), at)
+        self._backlog.insert(at, item)
 
     def _write(self, entry: Entry) -> None:
         assert self.transport is not None
@@ -409,9 +419,19 @@ class Outbox:
     def _queues_speeches(self) -> bool:
         return self.transport is not None and self.transport.segments
 
-    def _waits_for_speech(self, entry: Entry) -> bool:
-        speaks = entry.event.kind == "speak" and not self._queues_speeches
-        return speaks and self.speaking not in (None, entry)
+    @property
+    def _reads_on(self) -> bool:
+        """Whether the client reads further events while it speaks, as one that can pause has to."""
+        return self._queues_speeches or "pause" in self._view.state.profile.capabilities
+
+    def _waits(self, item: Entry | Frame) -> bool:
+        """Whether an event is held: a speech, and in a pause also a state that closes the microphone."""
+        if isinstance(item, Frame):
+            return False
+        kind = item.event.kind
+        if self._view.state.pause is not None:
+            return kind == "speak" or (kind == "state" and _state_of(item.event) != "idle")
+        return kind == "speak" and not self._queues_speeches and self.speaking not in (None, item)
 
     def _is_stale(self, entry: Entry) -> bool:
         return self._view.now() - entry.event.at >= self._limits.stale_speech * 1000
@@ -428,7 +448,7 @@ class Outbox:
                 continue
             if entry.event.kind != "speak":
                 self._finish(entry)
-            elif entry is speaking and not self._queues_speeches:
+            elif entry is speaking and not self._reads_on:
                 self._lose(entry)
 
     def _finish(self, entry: Entry) -> None:
@@ -475,3 +495,9 @@ class Outbox:
         if len(live.outbox.finished_speeches) > _MAX_FINISHED:
             finished, speeches = live.outbox.finished_speeches.items(), self._view.state.speeches
             live.outbox.finished_speeches = {key: at for key, at in finished if key in speeches}
+
+
+def _state_of(event: Event) -> ConversationState:
+    arguments = msgspec.json.decode(event.payload)["arguments"]
+    state: ConversationState = msgspec.json.decode(arguments)["state"]
+    return state

@@ -223,7 +223,7 @@ class Session:
     def _floor_at(self) -> int | None:
         """Return the time from which the server may start a turn unasked; None while it may not."""
         live, outbox = self.view.live, self.outbox
-        if not self.state.notices or outbox.transport is None or outbox.speaking:
+        if not self.state.notices or outbox.transport is None or outbox.speaking or self.state.pause:
             return None
         floor = live.speech.speaking_until
         if not live.speech.sends_partials:

@@ -59,6 +59,11 @@ class JudgeContract:
         """Return utterances that allow nothing: a condition, a question, a doubt, another wish."""
         raise NotImplementedError
 
+    @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        """Return utterances that only show that the person listens."""
+        raise NotImplementedError
+
     def question(self, judge: ApprovalJudge[Any], spec: ToolSpec = MEDIUM) -> Any:
         """Make the question about switching the kitchen's lamps."""
         return judge.question(spec, {"room": "kitchen"}, zone="Europe/Berlin")
@@ -98,6 +103,15 @@ class JudgeContract:
         question = self.question(judge, HIGH)
         assert "allow" not in [judge.classify(utterance, question).kind for utterance in consents]
 
+    def test_a_backchannel_is_no_refusal_no_question_and_no_silence(
+        self, judge: ApprovalJudge[Any], backchannels: Sequence[str], refusals: Sequence[str]
+    ) -> None:
+        assert [words for words in backchannels if not judge.is_backchannel(words)] == []
+        asked = [f"{words}?" for words in backchannels]
+        assert [
+            words for words in ("", " ", "\u2026", *refusals, *asked) if judge.is_backchannel(words)
+        ] == []
+
     # Each judge has its own class.
     @settings(
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
@@ -105,6 +119,7 @@ class JudgeContract:
     )
     @given(utterance=st.text(max_size=700))
     def test_any_text_is_classified(self, judge: ApprovalJudge[Any], utterance: str) -> None:
+        assert isinstance(judge.is_backchannel(utterance), bool)
         for spec in (MEDIUM, HIGH):
             answer = judge.classify(utterance, self.question(judge, spec))
             assert isinstance(answer, Answer)

@@ -68,6 +68,13 @@ class ApprovalJudge(Protocol[_Question]):
         """
         ...
 
+    def is_backchannel(self, utterance: str) -> bool:
+        """Return whether an utterance only shows that the person listens, such as "mhm" or "okay, right".
+
+        It is asked where no question stands: a paused speech then goes on.
+        """
+        ...
+
 
 def language_of(judges: Mapping[str, ApprovalJudge[Any]], *tags: str | None) -> str:
     """Choose the language of a question: the first of the tags (BCP 47) with a judge, else English."""

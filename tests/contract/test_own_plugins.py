@@ -74,6 +74,10 @@ class TestEnglish(JudgeContract):
         return judge
 
     @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        return ["mhm", "Yeah.", "okay, right"]
+
+    @pytest.fixture
     def consents(self) -> Sequence[str]:
         return ["Yes.", "yes please", "Sure, go ahead.", "OK, do it"]
 
@@ -95,6 +99,10 @@ class TestGerman(JudgeContract):
         return judge
 
     @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        return ["mhm", "Ja.", "ach so, okay"]
+
+    @pytest.fixture
     def consents(self) -> Sequence[str]:
         return ["Ja.", "ja bitte", "Klar, mach das.", "in Ordnung, leg los"]
 
@@ -114,6 +122,10 @@ class TestSpanish(JudgeContract):
     def judge(self) -> ApprovalJudge[Any]:
         judge: ApprovalJudge[Any] = plugins(JUDGES)["es"].load()()
         return judge
+
+    @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        return ["mhm", "S\u00ed.", "vale, claro"]
 
     @pytest.fixture
     def consents(self) -> Sequence[str]:
@@ -141,6 +153,10 @@ class TestFrench(JudgeContract):
     def judge(self) -> ApprovalJudge[Any]:
         judge: ApprovalJudge[Any] = plugins(JUDGES)["fr"].load()()
         return judge
+
+    @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        return ["mhm", "Oui.", "d'accord, je vois"]
 
     @pytest.fixture
     def consents(self) -> Sequence[str]:

@@ -25,7 +25,7 @@ CLAIM = "token.1:claim"
 
 
 class Gate(CallGate):
-    """Tools of few words: "yes", "no" and "hm" are answers, and nothing is forbidden."""
+    """Tools of few words: "yes", "no" and "hm" are answers, "mhm" is none, and nothing is forbidden."""
 
     def __init__(self, remembered: str = "", *, forbids: bool = False, speaks: bool = True) -> None:
         self.remembered, self.forbids, self.speaks = remembered, forbids, speaks
@@ -33,6 +33,9 @@ class Gate(CallGate):
     def classify(self, question: Question, utterance: str, lang: str) -> Answer:
         kinds: dict[str, AnswerKind] = {"yes": "allow", "no": "deny", "hm": "unclear"}
         return Answer(kinds.get(utterance, "other"), "once", utterance)
+
+    def is_backchannel(self, words: str, lang: str) -> bool:
+        return words in ("mhm", "yes")
 
     def language_of(self, lang: str) -> str:
         return "en"
@@ -85,6 +88,7 @@ _FACTS = {
     "is_connected": "outbox.is_connected",
     "visible_cards": "cards.visible",
     "told_outcomes": "cards.told",
+    "heard_at": "speech.heard_at",
     "utterance_began": "speech.utterance_began",
     "speaking_until": "speech.speaking_until",
     "sends_partials": "speech.sends_partials",

@@ -32,6 +32,7 @@ from conductor.conversation.state import (
     LateCall,
     Notice,
     Part,
+    Pause,
     Profile,
     Speech,
     Summary,
@@ -211,6 +212,7 @@ MANY_LATE = fold(
 
 SAID = fold(replied(text="One two.", speech_text="One two."), ENDED, state=IN_TURN)
 SAID_SPEECH = "call_claim_d87"
+PAUSED = fold(r.SpeechPaused(event_id="p1", speech_id=SAID_SPEECH, name="s"), state=SAID)
 SAID_IN_TWO = fold(replied(text="One. Two.", speech_text="Two."), ENDED, state=HALF)
 TRIMMED = fold(r.TurnStarted(cause="refused", limit_ms=9_000, trim=2), ENDED, state=SAID)
 
@@ -369,13 +371,13 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an event too many: the oldest goes, but a call stays",
         CROWDED,
         r.StateShown("idle"),
-        {"outbound.state call_claim_118a": GONE},
+        {"outbound.state call_claim_118b": GONE},
     ),
     (
         "an event too many: a card stays",
         CROWDED_BY_A_CARD,
         r.StateShown("idle"),
-        {"outbound.state call_claim_198a": GONE},
+        {"outbound.state call_claim_198b": GONE},
     ),
     ("too many calls wait", CROWDED_BY_CALLS, r.EventHandled("e1"), {"handled_ids.e1": 0}),
     ("a field", EMPTY, r.FieldSet("a", "1"), {"fields.a": "1"}),
@@ -1222,6 +1224,44 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         without(SAID_SPEECH),
     ),
     ("a cut speech that is no message", ASKED, r.SpeechCut(PROMPT, "May"), without(PROMPT)),
+    (
+        "a paused speech",
+        SAID,
+        r.SpeechPaused(event_id="e1", speech_id=SAID_SPEECH, name="s", spoken_text="One", played_ms=9.5),
+        {
+            "pause": Pause(speech_id=SAID_SPEECH, name="s", at=LATER, spoken_text="One", played_ms=9.5),
+            "handled_ids.e1": 0,
+        },
+    ),
+    (
+        "a second pause",
+        PAUSED,
+        r.SpeechPaused(event_id="", speech_id="", name=""),
+        {"pause": Pause(speech_id="", name="", at=LATER)},
+    ),
+    (
+        "a speech after a paused one that is over",
+        fold(STARTED, state=acknowledged(PAUSED)),
+        r.ReplyLogged(message=YES, speech_text="Yes!"),
+        {
+            "log+": [YES],
+            "turn.segments": 1,
+            **speech(
+                "call_claim_1d87",
+                "Yes!",
+                "Yes.",
+                turn_id="turn_claim_1800",
+                reply_id="speech_claim_1800_3",
+                position=3,
+            ),
+        },
+    ),
+    (
+        "a pause that ended",
+        PAUSED,
+        r.PauseEnded(resumes=False, event_id="e1"),
+        {"pause": None, "handled_ids.e1": 0},
+    ),
 ]
 
 
@@ -1329,12 +1369,12 @@ COMMITS: list[tuple[str, Conversation, r.Commit, Changes]] = [
     (
         "acknowledged events",
         fold(r.Claimed(CLAIM, ("session.started",)), r.SessionOpened(), r.StateShown("idle")),
-        r.Commit(claim=CLAIM, at=NOW, acked=("msg_claim_c00", "evt_claim_118a", "evt_claim_gone")),
+        r.Commit(claim=CLAIM, at=NOW, acked=("msg_claim_c00", "evt_claim_118b", "evt_claim_gone")),
         {
             "revision": 5,
             f"claims.{CLAIM}": 5,
             "webhook_events.msg_claim_c00": GONE,
-            "outbound.state call_claim_118a": GONE,
+            "outbound.state call_claim_118b": GONE,
         },
     ),
     (
@@ -1430,6 +1470,8 @@ ANY_RECORD: st.SearchStrategy[r.Record] = st.one_of(
         outcome=st.sampled_from(["allowed", "denied", "expired", "edited"]),
     ),
     st.builds(r.SpeechCut, IDS, st.just("One [cut]")),
+    st.builds(r.SpeechPaused, event_id=st.just("e6"), speech_id=IDS, name=st.just("s")),
+    st.builds(r.PauseEnded, resumes=st.booleans(), event_id=st.sampled_from(["", "e7"]), name=st.just("s")),
     st.builds(r.LateFinished, IDS, st.just(Notice(text="late", expires_at=NOW, late=True)), st.booleans()),
     st.builds(r.ReplyBroken, st.just("")),
     st.just(r.CallsWithheld(("evt_1",))),

@@ -101,6 +101,10 @@ def turn_ended(event_id: str, reason: str) -> Shown:
     return "turn.ended", {"turnId": "turn_claim_c00", "eventId": event_id, "reason": reason}
 
 
+def resume(speech_id: str) -> Shown:
+    return "audio.output.resume", {"speechId": speech_id}
+
+
 THINKING, IDLE = state("thinking"), state("idle")
 TIMED_OUT = error("turn_timeout", "The turn took longer than its time limit.")
 CARD = {
@@ -143,6 +147,12 @@ HELD = after(CARD_TURN, replied(device(consent="held")))
 LATE = LateCall(call_id="c1", name="device.do", effect="write", expires_at=NOW + 9)
 CLOSED_LATE = finished(late=LATE)
 LATE_RESULT = r.LateFinished("c1", Notice(text="A lamp.", late=True), starts_turn=True)
+
+PAUSER = fold(r.ProfileDeclared(Profile(capabilities=("pause",))))
+PAUSER_OF_TURNS = after(
+    of("pause", "turns"), replied(text="Yes.", speech_text="Yes."), r.TurnEnded(reason="answered")
+)
+GOES_ON = r.PauseEnded(resumes=True, name="s")
 
 VOICE_ASKED, CARD_ASKED = asking(question()), asking(question(), profile=CARDS)
 TWO_CARDS = asking(question(), question(2, "c2"), profile=CARDS)
@@ -602,6 +612,36 @@ DECISIONS: list[Row] = [
     ),
 ]
 
+PAUSES: list[Row] = [
+    ("a speech that goes on", PAUSER, [GOES_ON], [resume("s"), IDLE]),
+    ("a speech that goes on in a turn", after(PAUSER, STARTED), [GOES_ON], [resume("s")]),
+    (
+        "a spoken question that goes on",
+        after(PAUSER, STARTED, replied(device(consent="needed")), r.QuestionsAsked((question(),))),
+        [GOES_ON],
+        [resume("s"), IDLE],
+    ),
+    (
+        "a speech that goes on after a transcript, whose end is told",
+        PAUSER_OF_TURNS,
+        [r.PauseEnded(resumes=True, event_id="e", name="call_claim_1187")],
+        [resume("call_claim_1187"), IDLE, turn_ended("e", "resumed")],
+    ),
+    (
+        "a speech of an earlier turn that goes on in a turn",
+        after(PAUSER_OF_TURNS, STARTED),
+        [r.PauseEnded(resumes=True, event_id="e", name="s")],
+        [resume("s"), ("turn.ended", {"turnId": "turn_claim_1800", "eventId": "e", "reason": "resumed"})],
+    ),
+    (
+        "an unknown speech that goes on after a transcript",
+        PAUSER_OF_TURNS,
+        [r.PauseEnded(resumes=True, event_id="e", name="s")],
+        [resume("s"), IDLE, ("turn.ended", {"turnId": "", "eventId": "e", "reason": "resumed"})],
+    ),
+    ("a paused speech that was cut", PAUSER, [r.PauseEnded(resumes=False, event_id="e")], []),
+]
+
 NOTHING: list[Row] = [
     (f"{type(record).__name__}, {where}", before, [record], [])
     for where, before in (("with cards", CARD_ASKED), ("by voice", VOICE_ASKED), ("before a turn", EMPTY))
@@ -621,11 +661,25 @@ NOTHING: list[Row] = [
         r.PromptHeard("q1"),
         r.PromptCut("q1", "e", NOW),
         r.SpeechCut("s", "One"),
+        r.SpeechPaused(event_id="e", speech_id="s", name="s"),
+        r.PauseEnded(resumes=True, event_id="e", name="s"),
         r.JobAccepted(LATE),
     )
 ]
 
-EVENTS = STATES + REPLIES + SEGMENTS + CALLS + RESULTS + ENDS + QUESTIONS + LANGUAGES + DECISIONS + NOTHING
+EVENTS = (
+    STATES
+    + REPLIES
+    + SEGMENTS
+    + CALLS
+    + RESULTS
+    + ENDS
+    + QUESTIONS
+    + LANGUAGES
+    + DECISIONS
+    + PAUSES
+    + NOTHING
+)
 
 
 def shown(event: Event) -> Shown:
@@ -660,6 +714,7 @@ KINDS = {
     "approval.request": ("approval", "approvalId"),
     "approval.resolved": ("resolved", "approvalId"),
     "turn.ended": ("ended", ""),
+    "audio.output.resume": ("resume", ""),
     "error": ("flash", ""),
     "tool.activity": ("flash", ""),
     "tool.cancel": ("flash", ""),

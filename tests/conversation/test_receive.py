@@ -23,7 +23,6 @@ from conductor.conversation.receive import (
     starts_turn,
     timed_out,
     too_late,
-    withdrawn_speeches,
     wordless,
 )
 from conductor.conversation.state import (
@@ -534,32 +533,31 @@ def test_a_turn_counts_once_it_starts_or_waits(response: Response, starts: bool)
     assert starts_turn(response) is starts
 
 
-NOISES: list[tuple[str, Refuse | None, Refuse | None]] = [
-    ("hi", None, None),
-    ("7", None, None),
-    ("é", None, None),
-    ("", EMPTY, EMPTY),
-    (" \n", EMPTY, EMPTY),
-    ("...", NO_WORDS, NO_WORDS),
-    ("(coughs)", NO_WORDS, None),
-    ("[music]", NO_WORDS, None),
-    ("{noise}", NO_WORDS, None),
-    ("<unk>", NO_WORDS, None),
-    ("*sighs*", NO_WORDS, None),
-    ("（咳）", NO_WORDS, None),
-    ("【音楽】", NO_WORDS, None),
-    ("[music] (laughs) ...", NO_WORDS, None),
-    ("[music] yes", None, None),
-    ("(yes", None, None),
+NOISES: list[tuple[str, Refuse | None]] = [
+    ("hi", None),
+    ("7", None),
+    ("é", None),
+    ("", EMPTY),
+    (" \n", EMPTY),
+    ("...", NO_WORDS),
+    ("…", NO_WORDS),
+    ("♪♪", NO_WORDS),
+    ("(coughs)", NO_WORDS),
+    ("[BLANK_AUDIO]", NO_WORDS),
+    ("{noise}", NO_WORDS),
+    ("<unk>", NO_WORDS),
+    ("*sighs*", NO_WORDS),
+    ("（咳）", NO_WORDS),
+    ("【音楽】", NO_WORDS),
+    ("[music] (laughs) ...", NO_WORDS),
+    ("[music] yes", None),
+    ("(yes", None),
 ]
 
 
-@pytest.mark.parametrize(("text", "at_rest", "asked"), NOISES)
-def test_a_noise_is_no_transcript_except_as_an_answer(
-    text: str, at_rest: Refuse | None, asked: Refuse | None
-) -> None:
-    assert wordless(view(fold()), text) == at_rest
-    assert wordless(view(ASKED), text) == asked
+@pytest.mark.parametrize(("text", "refusal"), NOISES)
+def test_a_noise_is_no_transcript(text: str, refusal: Refuse | None) -> None:
+    assert wordless(text) == refusal
 
 
 JA = client.TranscriptFinal(" ja ", "de")
@@ -586,38 +584,6 @@ def test_a_yes_to_a_closed_question_decides_nothing(state: Conversation, records
 
 
 # -- speeches that no socket took
-
-WITHDRAWN: list[tuple[str, Conversation, Facts, list[r.Record]]] = [
-    ("none", fold(), NOTHING_SENT, []),
-    ("a speech", SAID, NOTHING_SENT, [r.SpeechCut(speech(SAID), HEARD_NOTHING)]),
-    ("a speech that was sent", SAID, {"was_sent": {speech(SAID)}}, []),
-    ("a speech that was heard", SAID, {**NOTHING_SENT, **heard(SAID)}, []),
-    ("a speech that was heard in another process", SAID_ELSEWHERE, NOTHING_SENT, []),
-    ("a prompt", ASKED, NOTHING_SENT, []),
-    ("a reply that is being written", SEGMENTS, NOTHING_SENT, []),
-    ("all segments", SEGMENTS_SAID, NOTHING_SENT, [r.SpeechCut(speech(SEGMENTS_SAID), HEARD_NOTHING)]),
-    (
-        "the second segment",
-        SEGMENTS_SAID,
-        {"was_sent": {speech(SEGMENTS_SAID)}},
-        [r.SpeechCut(speech(SEGMENTS_SAID, 1), f"One. {CUT_HERE}")],
-    ),
-    (
-        "the speeches of two turns",
-        TWO_SAID,
-        NOTHING_SENT,
-        [r.SpeechCut(speech(TWO_SAID, 1), HEARD_NOTHING), r.SpeechCut(speech(TWO_SAID), HEARD_NOTHING)],
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("state", "facts", "records"), [row[1:] for row in WITHDRAWN], ids=[row[0] for row in WITHDRAWN]
-)
-def test_a_speech_that_was_not_sent_is_withdrawn(
-    state: Conversation, facts: Facts, records: list[r.Record]
-) -> None:
-    assert withdrawn_speeches(view(state, **facts)) == records
 
 
 # -- time limits
@@ -674,6 +640,9 @@ def test_a_time_limit_closes_a_call_and_ends_a_prompt(
 # -- connections
 
 RESUME, CARD_RESUME = Profile(capabilities=("resume",)), Profile(capabilities=("approval", "resume"))
+PAUSES = Profile(capabilities=("resume", "pause"))
+PAUSED = fold(r.SpeechPaused(event_id="p1", speech_id=speech(SAID), name="s"), state=SAID)
+GOES_ON = r.PauseEnded(resumes=True, name="s")
 SAME, STALE = {"same_process": True}, {"is_new": False}
 IDLE = r.StateShown("idle")
 CARD = asking(question(), profile=CARDS)
@@ -833,6 +802,10 @@ def test_a_connection_is_shown_where_the_conversation_stands(
         (SAID, RESUME, SAME, [IDLE]),
         (SAID, VOICE, STALE, [IDLE]),
         (replaced(SAID), VOICE, {}, [IDLE]),
+        (PAUSED, PAUSES, {}, [GOES_ON, r.ClientReplaced(), IDLE]),
+        (PAUSED, PAUSES, SAME, [IDLE]),
+        (PAUSED, PAUSES, STALE, [IDLE]),
+        (PAUSED, RESUME, SAME, [GOES_ON, IDLE]),
     ],
     ids=[
         "an app without resume",
@@ -841,6 +814,10 @@ def test_a_connection_is_shown_where_the_conversation_stands(
         "an app that still runs",
         "the same connection",
         "an app without resume that has handled nothing",
+        "an app that was started again in a pause",
+        "an app that still runs, in a pause",
+        "the same connection, in a pause",
+        "an app that does not pause any more",
     ],
 )
 def test_an_app_that_may_have_lost_its_state_begins_its_ids_anew(

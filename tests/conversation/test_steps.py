@@ -96,6 +96,8 @@ SPOKEN = [
 # -- in a turn
 
 TURN = fold(STARTED)
+PAUSED = fold(r.SpeechPaused(event_id="p1", speech_id="s", name="s"))
+GOES_ON = r.PauseEnded(resumes=True, name="s")
 ASK = AskModel(turn_of(TURN).id, rounds=0, retries=0, with_tools=True)
 THIS_REQUEST = {"request": (turn_of(TURN).id, 0, 0)}
 TWO_CALLS = in_turn(replied(device(), local("c2")))
@@ -499,6 +501,11 @@ DUE: list[tuple[str, Conversation, Facts, int, Sequence[r.Record], int | None]] 
     ("a prompt that was cut, after the person spoke", CUT, SPEAKS, NOW + 7_000, AGAIN, NOW + 7_000),
     ("a prompt that was cut, and is a card by now", CUT_CARD, {}, NOW + 5_000, [], NOW + 600_000),
     ("a prompt that was cut, and expires", CUT_LATE, {}, NOW + 600_000, EXPIRED, NOW + 600_000),
+    # A paused speech goes on if no transcript comes.
+    ("a pause", PAUSED, {}, NOW + 1_999, [], NOW + 2_000),
+    ("a pause without a transcript", PAUSED, {}, NOW + 2_000, [GOES_ON], NOW + 2_000),
+    ("a pause while the person speaks", PAUSED, {"heard_at": NOW + 900}, NOW + 2_000, [], NOW + 2_900),
+    ("a pause without a client", PAUSED, {"is_connected": False}, NOW + 9_000, [], None),
     # News wait until the person has spoken: the next step tells them.
     ("news", news(REPORT), {"floor_at": NOW + 300}, NOW, [], NOW + 300),
     ("news after a failure", news(REPORT), {"floor_at": NOW, "notices_after": NOW + 900}, NOW, [], NOW + 900),

@@ -553,6 +553,9 @@ class Listening:
         self.heard.append(utterance)
         return self._judge.classify(utterance, question, lang)
 
+    def is_backchannel(self, utterance: str) -> bool:
+        return self._judge.is_backchannel(utterance)
+
 
 async def test_words_are_judged_once() -> None:
     services = make_services(MOVE)

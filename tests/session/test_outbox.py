@@ -676,9 +676,9 @@ async def test_events_that_a_client_has_handled_are_acknowledged() -> None:
         bench.put(kind)
     bench.acknowledge("c4")  # acknowledges the earlier events except the speech
     assert [event.call_id for event in bench.unacknowledged()] == ["c3"]
-    bench.outbox.handled("evt_b_9", queues_speeches=False)
+    bench.outbox.handled("evt_b_9", reads_on=False)
     assert bench.outbox.outstanding
-    bench.outbox.handled("evt_a_4", queues_speeches=False)  # it is gone, and still says how far the client is
+    bench.outbox.handled("evt_a_4", reads_on=False)  # it is gone, and still says how far the client is
     assert bench.unacknowledged() == [] and not bench.outbox.outstanding
 
 
@@ -694,5 +694,5 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
     for event in bench.unacknowledged():
         restored.outbound[event.id] = event
         restored.outbox.restore(event, is_sent=True)
-    restored.outbox.handled("evt_a_2.1", queues_speeches=False)
+    restored.outbox.handled("evt_a_2.1", reads_on=False)
     assert [event.call_id for event in restored.unacknowledged()] == ["c3"]

@@ -53,6 +53,10 @@ class PageJudge:
         """Classify an utterance (`ApprovalJudge`)."""
         return classify(utterance, question, LANGUAGES, lang)
 
+    def is_backchannel(self, utterance: str) -> bool:
+        """Return whether an utterance only shows that the person listens (`ApprovalJudge`)."""
+        return load_page(self._language).is_made_of("backchannels", utterance)
+
 
 def english() -> PageJudge:
     """Make the judge of English."""

@@ -19,7 +19,7 @@ MAX_CHARS = 2000
 MAX_PHRASE_WORDS = 10
 
 PHRASES = (
-    *("hesitations", "consents", "weak", "leads", "courtesies", "pronouns", "session"),
+    *("hesitations", "backchannels", "consents", "weak", "leads", "courtesies", "pronouns", "session"),
     *("refusals", "before_refusals", "no_refusals", "last_refusals", "waits", "repeats", "before_repeat"),
 )
 """The lists of phrases of a page: a phrase with its alternatives a line."""
@@ -47,6 +47,9 @@ _SEPARATORS = frozenset(
     ".,!;:\"'_-()\u201c\u201d\u201e\u00ab\u00bb\u00bf\u00a1\u2010\u2011\u2012\u2013\u2014\u2015\u2026"
 )
 _DOT = re.compile(r"(?<=[^\W_])\.(?=[^\W\d_])|(?<=[^\W\d_])\.(?=\d)")
+# "hmmmm" is "hmm", and "okaaay" is "okay".
+_LONG_DRAWN = re.compile(r"([^\W\d_])\1{2,}")
+_SHORT = (r"\1\1", r"\1")
 _MINUS = re.compile(r"(?<![\w-])[-\u2212](?=\d)")
 
 
@@ -229,6 +232,16 @@ class Page:
         phrases = self.phrases[name]
         ends = range(min(len(words), at + MAX_PHRASE_WORDS), at, -1)
         return next((end - at for end in ends if words[at:end] in phrases), 0)
+
+    def is_made_of(self, name: str, text: str) -> bool:
+        """Return whether a text has words, and they are phrases of a list, one after the other."""
+        return any(self._are_made_of(name, self.words(_LONG_DRAWN.sub(short, text))) for short in _SHORT)
+
+    def _are_made_of(self, name: str, words: Words) -> bool:
+        at = 0
+        while length := self.phrase_at(name, words, at):
+            at += length
+        return bool(words) and at == len(words)
 
     def form_of(self, word: str, verb: str) -> Literal["", "plain", "clinging"]:
         """Return whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.

@@ -12,6 +12,7 @@ import msgspec
 from conductor.plugin import Answer, AnswerKind, Caution, ToolSpec
 
 YES = {"ja", "ja graag", "jazeker", "prima", "doe maar", "ja doe maar", "akkoord"}
+LISTENS = {"hm", "mhm", "aha", "oh", "ja", "oké", "goed", "juist", "precies", "prima", "mooi"}
 NO = {"nee", "nee dank je", "liever niet", "niet doen", "stop"}
 
 
@@ -62,3 +63,8 @@ class DutchJudge:
         elif words in YES:
             kind = "allow" if question.by_voice else "yes"
         return Answer(kind, scope, utterance)
+
+    def is_backchannel(self, utterance: str) -> bool:
+        """Return whether an utterance only shows that the person listens."""
+        words = re.findall(r"\w+", utterance.lower())
+        return "?" not in utterance and bool(words) and LISTENS.issuperset(words)

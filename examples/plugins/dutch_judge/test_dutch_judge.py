@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from dutch_judge import NO, YES, DutchJudge
+from dutch_judge import LISTENS, NO, YES, DutchJudge
 
 from conductor.testing.judge import JudgeContract
 
@@ -16,6 +16,10 @@ class TestDutch(JudgeContract):
     @pytest.fixture
     def judge(self) -> DutchJudge:
         return DutchJudge()
+
+    @pytest.fixture
+    def backchannels(self) -> Sequence[str]:
+        return [*LISTENS, "Hm, hm."]
 
     @pytest.fixture
     def consents(self) -> Sequence[str]:

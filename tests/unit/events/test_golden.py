@@ -18,6 +18,7 @@ from conductor.events.server import (
     ErrorEvent,
     EventAck,
     ListedTool,
+    OutputResume,
     RejectedTool,
     Segment,
     SessionGoaway,
@@ -166,6 +167,7 @@ EVENTS: dict[str, Payload] = {
     "approval.resolved.refused": ApprovalResolved("appr_1", "refused", "The arguments have changed."),
     "diagnostic": Diagnostic("warning", "unknown_event", "The type 'user.audo' is not known.", "e-1"),
     "diagnostic.start": Diagnostic("info", "unknown_capability", "This server has no capability 'x'."),
+    "audio.output.resume": OutputResume("speech_1"),
     "turn.ended": TurnEndedEvent("turn_1", "ios-42", "answered"),
     "turn.metrics": TurnMetrics(
         turn_id="turn_1",

@@ -1,0 +1,50 @@
+"""Words that only show that the person listens, and words that do not, in each language."""
+
+from __future__ import annotations
+
+import pytest
+
+from conductor.plugins.judges import LANGUAGES, PageJudge
+
+BACKCHANNELS = {
+    "en": """mhm | Mm-hmm. | Uh-huh | okay, right | Yeah yeah yeah | I see. | Got it | Oh wow | hmmmm
+        Makes sense | Sounds good | go on | That's right | really | okaaay | Oh, okay, I see
+        right, right | yes | cool, that's great | Oh nice | It's fine. | that's so true | Um
+        of course | all right | exactly | good point | keep going""",
+    "de": """ja | Ja, ja. | mhm | genau | Ach so! | okay, alles klar | stimmt | das stimmt | verstehe
+        ja klar | na gut | mach weiter | sehr gut | das klingt gut | hm, okay | ähm | in Ordnung
+        echt | natürlich""",
+    "es": """sí | Sí, sí | ajá | vale | claro | Claro que sí. | ya veo | entiendo | de acuerdo | muy bien
+        qué interesante | así es | eso es | mhm, vale | por supuesto | sigue | exacto
+        tiene sentido""",
+    "fr": """oui | oui, oui | d'accord | Ah bon. | je vois | c'est vrai | bien sûr | ok | tout à fait
+        ça marche | très bien | en effet | c'est ça | voilà | mhm, d'accord | continue | exactement
+        ouais""",
+}
+OTHERS = {
+    "en": """no | stop | wait | okay stop | yeah but | uh-uh | nuh-uh | mm-mm | thanks | hey | well
+        what | really? | right? | no way | yes please | who | two | okay so what about tea | I know
+        that's enough | okay thanks | not really | hold on | yes, no | right now | go away
+        I see a problem | okay, and | good morning | sure, but later""",
+    "de": """nein | stopp | warte | ja, aber | doch | danke | was | echt? | na ja | genug | das reicht
+        nee | mm-mm | ja, und | nicht gut | okay, dann um acht | mach lauter""",
+    "es": """no | para | espera | sí, pero | gracias | basta | qué | ya basta | ¿sí? | si llueve | mm-mm
+        vale, y | no entiendo""",
+    "fr": """non | stop | attends | oui, mais | merci | quoi | ça suffit | si | pas vrai | mm-mm
+        d'accord, et | ah bon ? | je ne vois pas""",
+}
+
+
+def words_of(text: str) -> list[str]:
+    return [words.strip() for line in text.splitlines() for words in line.split("|")]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_backchannel_is_known_by_its_language(language: str) -> None:
+    judge = PageJudge(language)
+    assert [words for words in words_of(BACKCHANNELS[language]) if not judge.is_backchannel(words)] == []
+    assert [words for words in words_of(OTHERS[language]) if judge.is_backchannel(words)] == []
+
+
+def test_a_word_of_another_language_is_no_backchannel() -> None:
+    assert PageJudge("de").is_backchannel("genau") and not PageJudge("en").is_backchannel("genau")
