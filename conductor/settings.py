@@ -114,6 +114,7 @@ class Limits:
     floor_timeout: float = 5.0  # a person has the floor for this long after a partial transcript,
     open_microphone: float = 8.0  # and in a client that has never sent a partial
     pause_timeout: float = 2.0  # a paused speech goes on after this long without a transcript
+    hold_unfinished: float = 0.0  # half a sentence waits this long for the other half
     heard_window: float = 0.15  # an interruption this soon after the acknowledgement still counts
     stale_speech: float = 10.0  # an older unacknowledged tts.speak is not replayed
     max_send_queue: int = 1_024  # frames queued for one socket whose client does not read
@@ -196,6 +197,7 @@ class Settings(BaseSettings):
     speak_segments: Annotated[Literal["client", "always"], _LOWER] = "client"
     bridge_phrases: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_phrases)] = ()
     summarize_history: bool = False
+    hold_unfinished_ms: Annotated[int, Field(ge=0, le=10_000)] = 0
     news_after_s: Annotated[float, Field(ge=0, le=600)] = 8
     speak_errors: bool = True
     system_prompt_file: Path | None = None
@@ -373,6 +375,7 @@ class Settings(BaseSettings):
             partial_interval=self.partial_interval_ms / 1000,
             session_grace=self.session_grace_s,
             open_microphone=self.news_after_s,
+            hold_unfinished=self.hold_unfinished_ms / 1000,
         )
 
 

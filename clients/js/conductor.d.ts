@@ -176,6 +176,12 @@ export interface ConnectOptions {
   onConnection?(state: ConnectionState, close?: { code: number; reason: string }): void;
   /** Every frame that is sent or read, including duplicates. */
   onEvent?(direction: "in" | "out", event: WireEvent): void;
+  /** Words to listen for, the likeliest first: phrases or key terms of the recogniser. */
+  onHints?(phrases: string[]): void;
+  /** The transcript is half a sentence: the server waits for the other half, so listen on. */
+  onUnfinished?(): void;
+  /** How long half a sentence waits for the other half; 0 is not at all. Default: the operator's. */
+  holdUnfinishedMs?: number;
   /** Say a text and return at its end; the signal is aborted to stop it. Without it the voice is silent. */
   speak?(text: string, run: SpeechRun): void | Promise<void>;
   /** Default: IndexedDB where there is one, else memory. */

@@ -5,7 +5,7 @@ const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "s
 // Events that no replay repeats.
 const PASSING = new Set([
   "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-  "turn.metrics",
+  "turn.metrics", "turn.hint", "stt.hints",
 ]);
 
 const REMEMBERED = 2_000; // ids of events and calls
@@ -295,10 +295,10 @@ class Turns {
   #began(text) {
     const waiting = this.#open.filter(({ stage }) => stage === "waiting");
     const same = waiting.find(({ result }) => plain(result.transcript) === plain(text));
-    const turn = same ?? (this.#thinking ? waiting[0] : undefined);
-    if (!turn) return;
+    const begun = same ? [same] : halves(waiting, plain(text)) ?? (this.#thinking ? waiting.slice(0, 1) : []);
+    if (!begun.length) return;
     if (!this.named) for (const running of this.#running) this.#end(running, "followed");
-    turn.stage = "running";
+    for (const half of begun) half.stage = "running";
     this.#thinking = false;
   }
 
@@ -314,6 +314,16 @@ class Turns {
   #end(turn, ending) {
     this.#open.splice(this.#open.indexOf(turn), 1);
     turn.resolve({ ...turn.result, ending });
+  }
+}
+
+/** The turns in a row whose transcripts are together this text, halves of one sentence. */
+function halves(turns, text) {
+  for (let first = 0; first < turns.length; first += 1) {
+    for (let end = first + 2; end <= turns.length; end += 1) {
+      const some = turns.slice(first, end);
+      if (some.map(({ result }) => plain(result.transcript)).join(" ") === text) return some;
+    }
   }
 }
 
@@ -546,9 +556,12 @@ class Client {
 
   #begin() {
     const { model, instructions, locale = globalThis.navigator?.language, lang, capabilities, tools, onApproval } = this.#options;
+    const { onHints, onUnfinished, holdUnfinishedMs } = this.#options;
     const { timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone } = this.#options;
     this.#capabilities = capabilities ?? [...SERVED, ...(onApproval ? ["approval"] : [])];
+    if (!capabilities && (onHints || onUnfinished || holdUnfinishedMs !== undefined)) this.#capabilities.push("hints");
     const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, capabilities: this.#capabilities, tools };
+    if (holdUnfinishedMs !== undefined) start.holdUnfinishedMs = holdUnfinishedMs;
     this.#expire();
     if (this.#known && this.#capabilities.includes("resume")) start.resume = this.#resume(MAX_START_BYTES - bytes(start));
     const event = this.#event("session.start", start);
@@ -707,6 +720,8 @@ class Client {
     } else if (type === "tool.cancel") this.#cancel(payload);
     else if (type === "approval.request") this.#asked(payload);
     else if (type === "approval.resolved") this.#resolved(payload);
+    else if (type === "stt.hints") this.#tell("onHints", payload.phrases);
+    else if (type === "turn.hint" && payload.complete === false) this.#tell("onUnfinished");
   }
 
   #failed({ code, message, eventId, retryAfterMs }) {

@@ -79,8 +79,15 @@ DEFAULT_CAPABILITIES = ("resume", "tools", "cancel", "lease", "late", "activity"
 ``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
 concurrently with other events."""
 _NOT_REPLAYED = (
-    server.SpeechPartial | server.SessionPing | server.SessionStarted | server.EventAck | server.Diagnostic
+    server.SpeechPartial
+    | server.SessionPing
+    | server.SessionStarted
+    | server.EventAck
+    | server.Diagnostic
+    | server.SttHints
+    | server.TurnHint
 )
+_HINTS = {server.SttHints.TYPE, server.TurnHint.TYPE}
 _MAX_START_BYTES = 64_512  # without the envelope; the soft limit is 64 KiB
 
 
@@ -96,7 +103,9 @@ class Client(Connections):
     ``tools`` are MCP's Tools as JSON objects, ``handlers`` functions by name, and ``speak`` is the voice; the
     default one is silent. ``lang`` is the person's language (BCP 47), in which questions are spoken; the
     default is the ``locale``'s. ``capabilities`` None names all that the library implements, ``()`` the base
-    protocol. ``serial`` handles events one at a time, each call to its end; otherwise tools and speech run
+    protocol. ``hold_unfinished_ms`` is how long half a sentence waits for the other half; the default is
+    the operator's. It and callbacks for ``stt.hints`` and ``turn.hint`` name the capability ``hints``.
+    ``serial`` handles events one at a time, each call to its end; otherwise tools and speech run
     concurrently. ``reconnect`` restores a lost connection.
     """
 
@@ -111,6 +120,7 @@ class Client(Connections):
         time_zone: str | None = None,
         instructions: str | None = None,
         model: str | None = None,
+        hold_unfinished_ms: int | None = None,
         capabilities: Sequence[str] | None = None,
         tools: Sequence[Any] = (),
         handlers: Mapping[str, ToolHandler] | None = None,
@@ -133,6 +143,7 @@ class Client(Connections):
             time_zone=time_zone,
             instructions=instructions,
             model=model,
+            hold_unfinished_ms=hold_unfinished_ms,
         )
         self._turns = Turns(self.discard)
         self._approvals = Approvals(self, on_approval)
@@ -207,7 +218,12 @@ class Client(Connections):
         fresh = [entry.event_id for entry in self.entries if entry.at > oldest]
         self._turns.end([t for t in self._turns.at("waiting") if t.event_id not in fresh], "lost")
         tools, capabilities = self._calls.tools, list(self._names)
-        for name, is_used in {"tools": tools, "approval": self._approvals.handler}.items():
+        listens = self._options.hold_unfinished_ms is not None or {*self._callbacks} & _HINTS
+        for name, is_used in {
+            "tools": tools,
+            "approval": self._approvals.handler,
+            "hints": listens,
+        }.items():
             if is_used and name not in capabilities:
                 capabilities.append(name)
         start = replace(self._options, capabilities=capabilities, tools=tools or None)

@@ -6,6 +6,7 @@ import asyncio
 import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Literal, TypeAlias
 
 from conductor.client.calls import ToolRun
@@ -176,16 +177,28 @@ class Turns:
         text = _plain(str(message.get("text", "")))
         same = next((turn for turn in waiting if _plain(turn.transcript) == text), None)
         # A server may rewrite the text. Without a ``thinking`` before it, it may be a replay.
-        turn = waiting[0] if same is None and waiting and self._thinking else same
-        if turn is None:
+        begun = [same] if same is not None else _halves(waiting, text)
+        is_known = bool(begun)
+        if not begun and self._thinking:
+            begun = waiting[:1]
+        if not begun:
             return
         if not self.are_named:
-            self.end(waiting[: waiting.index(turn)], "lost")  # the server skipped them
+            self.end(waiting[: waiting.index(begun[0])], "lost")  # the server skipped them
             self.end(self.at("running"), "followed")
-        turn.stage = "running"
-        if turn is same and self._thinking:  # a replay may have the same words
-            self._discard(turn.event_id)
+        for turn in begun:
+            turn.stage = "running"
+            if is_known and self._thinking:  # a replay may have the same words
+                self._discard(turn.event_id)
         self._thinking = False
+
+
+def _halves(turns: Sequence[Turn], text: str) -> list[Turn]:
+    """Find the turns in a row whose transcripts are together a text: the halves of one sentence."""
+    for first, end in combinations(range(len(turns) + 1), 2):
+        if " ".join(_plain(turn.transcript) for turn in turns[first:end]) == text:
+            return list(turns[first:end])
+    return []
 
 
 def _plain(text: str) -> str:

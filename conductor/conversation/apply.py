@@ -67,7 +67,8 @@ def apply(state: Conversation, record: r.Record, at: int) -> list[Event]:
     state.record_count += 1
     if event_id := getattr(record, "event_id", ""):
         words = record.text if isinstance(record, r.TranscriptRecord) else ""
-        if not state.has_handled(event_id, words):  # as of an input that a former client left in the queue
+        # One from the queue may be of a former client, whose id another event may have by now.
+        if (event_id, words) not in ((waiting.event_id, waiting.text) for waiting in state.queue):
             state.handled_ids[event_id] = checksum(words)
             _bound(state.handled_ids, MAX_HANDLED)
     turn = state.turn
@@ -117,7 +118,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             if not record.value:
                 del state.fields[record.name]
         case r.InputQueued():
-            state.queue.append(Input(record.event_id, record.text, record.lang))
+            _queue(state, record)
         case r.NoticeTaken():
             _add_notice(state, record.notice)
         case r.SpeechCut() if record.speech_id in state.speeches:
@@ -216,6 +217,14 @@ def _add_notice(state: Conversation, notice: Notice) -> None:
         state.notices.remove(oldest)
 
 
+def _queue(state: Conversation, record: r.InputQueued) -> None:
+    waiting = Input(event_id=record.event_id, text=record.text, lang=record.lang, until=record.until)
+    if (half := state.half) is not None:
+        state.queue.remove(half)
+        waiting = half.continued_by(waiting)
+    state.queue.append(waiting)
+
+
 # -- a turn
 
 
@@ -226,19 +235,21 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
     state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
     state.unknown_calls = {key: call for key, call in state.unknown_calls.items() if call.expires_at > at}
     words = record.event_id, record.text
-    state.queue = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) != words]
+    waited = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) == words]
+    state.queue = [waiting for waiting in state.queue if waiting not in waited]
     state.log += _take_notices(state, record, at)
     if record.tool:
         text = f"A program of the user calls {record.tool[:128]}. This is not the user speaking."
         state.log.append(Note(text))
     if record.text:
         state.log.append(UserMessage(record.text))
-    transcripts = [record.event_id] if record.event_id else []
+    transcripts = [event_id for waiting in waited for event_id in waiting.earlier]
+    transcripts += [record.event_id] if record.event_id else []
     state.turn = Turn(
         id=f"turn_{slot_id(state)}",
         cause=record.cause,
         left_ms=record.limit_ms,
-        transcripts=transcripts,
+        transcripts=transcripts[-MAX_TRANSCRIPTS:],
         started_at=at,
         lang=record.lang,
     )

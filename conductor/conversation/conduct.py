@@ -15,7 +15,8 @@ class Conduct:
     ``cancels``: a transcript interrupts the running turn. ``failures`` are the apologies by error code.
     ``turn_ms`` limits a turn, and ``question_ms`` is how long a question stands. Within ``window_ms`` after a
     speech an interruption or a yes still concerns it. The person has the floor for ``floor_ms`` after a
-    partial transcript, and a paused speech goes on after ``pause_ms`` without a transcript.
+    partial transcript, and a paused speech goes on after ``pause_ms`` without a transcript. Half a sentence
+    waits ``hold_ms`` for the other half, and while that is spoken at most ``max_hold_ms`` longer.
     ``window_tokens`` is the model's context window, None if it is unknown.
     """
 
@@ -28,6 +29,8 @@ class Conduct:
     window_ms: int = 150
     floor_ms: int = 5_000
     pause_ms: int = 2_000
+    hold_ms: int = 0
+    max_hold_ms: int = 30_000
     late_ms: int = 600_000
     notice_ms: int = 600_000
     job_ms: int = 86_400_000

@@ -26,6 +26,7 @@ from conductor.events.server import (
     ToolCancel,
     ToolLate,
     TurnEndedEvent,
+    TurnHint,
     append_message,
     set_state,
     speak,
@@ -73,6 +74,11 @@ def _payloads(  # noqa: C901 -- a branch a record
         case r.TurnStarted() if record.text:  # in a turn about notices it would stop the transcriber
             yield _state(state, "opening", "thinking")
             yield _message(state, "user", record.text)
+        case r.InputQueued() if record.until:
+            if state.turn is None:  # the microphone has to be open for the other half
+                yield _state(state, "idle", "idle")
+            if "hints" in state.profile.capabilities:
+                yield SLOTS["hint"], "flash", TurnHint(complete=False)
         case r.SegmentSpoken() if record.speech_text:
             yield from _speech(state)
         case r.BridgeSpoken():

@@ -28,6 +28,7 @@ SLOTS = {
     "resume": 394,
     "state": 395,
     "late": 396,
+    "hint": 397,
     "calls": 512,  # two for each: the call, and the news that it started
     "cards": 768,
     "cards_idle": 895,

@@ -28,6 +28,7 @@ from conductor.conversation.state import (
     MAX_NOTICES,
     Call,
     Conversation,
+    Input,
     Notice,
     Profile,
 )
@@ -44,6 +45,8 @@ from conductor.tools.outcomes import (
 )
 
 _RETRY_S = 2.0
+# Halves of a sentence are not joined to more than this.
+_MAX_HALF_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +93,14 @@ def receive(view: View, event_id: str, event: object) -> Response:
 
 
 def _stopped(view: View) -> list[r.Record]:
-    cut = cut_paused(view)
-    if view.state.turn is None:
+    cut, half = cut_paused(view), view.state.half
+    if view.state.turn is not None:
+        return [*cut.records, ended(view, "interrupted", heard_prefix=cut.heard_prefix)]
+    if half is None:
         return cut.records
-    return [*cut.records, ended(view, "interrupted", heard_prefix=cut.heard_prefix)]
+    # It stays in the history, without an answer.
+    started = turn_started(view, "transcript", half.event_id, half.text, lang=half.lang)
+    return [*cut.records, started, r.TurnEnded(reason="interrupted")]
 
 
 def was_handled(state: Conversation, event_id: str, event: object) -> bool:
@@ -154,25 +161,42 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
 
 def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
-    state, cut = view.state, cut_paused(view)
-    started = turn_started(view, "transcript", event_id, text, lang=lang)
+    state, half, cut = view.state, view.state.half, cut_paused(view)
+    words = Input(event_id=event_id, text=text, lang=lang)
+    whole = half.continued_by(words) if half is not None else words
+    until = _hold_until(view, whole)
     # An unanswered question is superseded in every mode.
     replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
     supersedes = state.turn is not None and replaces
-    waits = view.live.stop.is_suspended or bool(state.queue) or (state.turn is not None and not supersedes)
-    if waits and len(state.queue) >= view.conduct.max_queue:
+    others = len(state.queue) - (half is not None)
+    waits = view.live.stop.is_suspended or others > 0 or (state.turn is not None and not supersedes)
+    if (waits or until) and others >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
+    queued = r.InputQueued(event_id, text, lang, until)
     if state.turn is not None and not supersedes:  # the speech of an earlier turn goes on
-        return [*pause_over(view), r.InputQueued(event_id, text, lang)]
+        return [*pause_over(view), queued]
     records = cut.records
     if supersedes or (view.conduct.cancels and not waits):
         records = [*records, *withdrawn_speeches(view)]
     if supersedes:
         records.append(ended(view, "interrupted", heard_prefix=cut.heard_prefix, follow=True))
-    if waits:
-        return [*records, r.InputQueued(event_id, text, lang)]
-    return [*records, *remembered(view, text), started]
+    if waits or until or half is not None:
+        records = [*records, queued]
+    if waits or until:
+        return records
+    started = turn_started(view, "transcript", event_id, whole.text, lang=whole.lang)
+    return [*records, *remembered(view, whole.text), started]
+
+
+def _hold_until(view: View, words: Input) -> int:
+    """Return until when words wait for their other half; 0 if they are whole, or an answer."""
+    profile = view.state.profile
+    hold_ms = view.conduct.hold_ms if profile.hold_ms is None else profile.hold_ms
+    if not hold_ms or "hints" not in profile.capabilities or view.state.questions:
+        return 0
+    is_half = len(words.text) <= _MAX_HALF_CHARS and view.gate.is_unfinished(words.text, words.lang)
+    return view.now() + hold_ms if is_half else 0
 
 
 # -- results

@@ -95,11 +95,16 @@ class FieldSet(Fact, frozen=True):
 
 
 class InputQueued(Fact, frozen=True):
-    """A transcript waits for its turn; ``lang`` is its language, if the recogniser tells."""
+    """A transcript waits for its turn; ``lang`` is its language, if the recogniser tells.
+
+    ``until``: it is half a sentence, and waits until then for the other half. If the last one that waits is
+    half a sentence, this is its other half.
+    """
 
     event_id: str
     text: str
     lang: str = ""
+    until: int = 0
 
 
 class EventHandled(Fact, frozen=True):

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from zlib import crc32
 
 import msgspec
+from msgspec.structs import replace
 
 from conductor.messages import Message, ToolResult
 from conductor.tools.outcomes import Caution, Effect, OnInterrupt, Outcome, Risk, Scope
@@ -34,7 +35,10 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Profile(Value, frozen=True, kw_only=True):
-    """The client's declaration; ``tools`` are MCP declarations, None for the catalog."""
+    """The client's declaration; ``tools`` are MCP declarations, None for the catalog.
+
+    Half a sentence waits for ``hold_ms``, None for as long as the operator says.
+    """
 
     capabilities: tuple[str, ...] = ()
     locale: str | None = None
@@ -44,6 +48,7 @@ class Profile(Value, frozen=True, kw_only=True):
     tools: list[Any] | None = None
     model: str | None = None
     traceparent: str | None = None
+    hold_ms: int | None = None
 
 
 class Call(Part, kw_only=True):
@@ -231,12 +236,23 @@ class UnknownCall(Value, frozen=True):
     expires_at: int
 
 
-class Input(Value, frozen=True):
-    """A transcript that waits for its turn."""
+class Input(Value, frozen=True, kw_only=True):
+    """A transcript that waits for its turn.
+
+    ``until``: it is half a sentence, and waits until then for the other half. ``earlier`` are the transcripts
+    of the halves before it, whose words the ``text`` has, too.
+    """
 
     event_id: str
     text: str
     lang: str = ""
+    until: int = 0
+    earlier: tuple[str, ...] = ()
+
+    def continued_by(self, other: Input) -> Input:
+        """Make one transcript of this half and the one after it."""
+        earlier = (*self.earlier, self.event_id)
+        return replace(other, text=f"{self.text} {other.text}", lang=other.lang or self.lang, earlier=earlier)
 
 
 class Notice(Value, frozen=True, kw_only=True):
@@ -352,6 +368,11 @@ class Conversation(Part, kw_only=True):
     def focus(self) -> Question | None:
         """The question that a spoken answer concerns."""
         return next(iter(self.questions.values()), None)
+
+    @property
+    def half(self) -> Input | None:
+        """The half of a sentence that the next words continue."""
+        return self.queue[-1] if self.queue and self.queue[-1].until else None
 
     @property
     def is_new(self) -> bool:

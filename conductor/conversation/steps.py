@@ -92,10 +92,12 @@ def _begin(view: View) -> Step:
         return AwaitResults()
     if state.queue:
         waiting = state.queue[0]
+        if view.is_held(waiting):
+            return AwaitResults()
         started = turn_started(view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang)
         if view.conduct.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
-            return [started, TurnEnded(reason="interrupted", follows=True)]
+            return [started, TurnEnded(reason="interrupted", follows=not view.is_held(state.queue[1]))]
         return [*remembered(view, waiting.text), started]
     if live.openings.refused_input:
         return _speak(view, "refused", view.conduct.failures.get("rate_limited", ""))
@@ -192,6 +194,8 @@ def deadline(view: View, *limits: int | None) -> int | None:
         times.append(max(focus.repeat_at, live.speech.speaking_until))
     if turn is not None and turn.running_since:
         times.append(turn.running_since + turn.left_ms)
+    if turn is None and state.queue and view.is_held(state.queue[0]):
+        times.append(view.held_until(state.queue[0]))
     if turn is None and live.openings.floor_at is not None and not live.stop.draining:
         at, now = max(live.openings.floor_at, live.loop.notices_after), view.now()
         if at > now and any(notice.expires_at > now for notice in state.notices):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from conductor.conversation.conduct import Conduct
 from conductor.conversation.history import HistoryBudget
 from conductor.conversation.records import CallFinished
-from conductor.conversation.state import Call, Conversation, LateCall, Question, Summary, UnknownCall
+from conductor.conversation.state import Call, Conversation, Input, LateCall, Question, Summary, UnknownCall
 from conductor.events.server import ConversationState
 from conductor.messages import ToolCall, ToolResult
 from conductor.tools.outcomes import ToolOutcome, interrupted_outcome, truncate, with_timing
@@ -50,6 +50,9 @@ class CallGate(Protocol):
 
     def is_backchannel(self, words: str, lang: str) -> bool:
         """Return whether words only show that the person listens; ``lang`` as in `classify`."""
+
+    def is_unfinished(self, words: str, lang: str) -> bool:
+        """Return whether words end in the middle of a sentence, in the person's language."""
 
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
@@ -216,7 +219,20 @@ class View:
     @property
     def follows(self) -> bool:
         """Whether another turn starts at once after the running one."""
-        return bool(self.state.queue) and not (self.live.stop.closing or self.live.stop.is_suspended)
+        if not self.state.queue or self.live.stop.closing or self.live.stop.is_suspended:
+            return False
+        return not self.is_held(self.state.queue[0])
+
+    def held_until(self, waiting: Input) -> int:
+        """Return until when a transcript waits for its other half, which may be under way; else 0."""
+        if not waiting.until or self.live.stop.draining:
+            return 0
+        longest = waiting.until + self.conduct.max_hold_ms
+        return max(waiting.until, min(self.live.speech.speaking_until, longest))
+
+    def is_held(self, waiting: Input) -> bool:
+        """Return whether a transcript waits for its other half."""
+        return self.now() < self.held_until(waiting)
 
     def was_sent(self, call_id: str) -> bool:
         """Return whether a call was ever written to a socket: one that is not unanswered was."""

@@ -17,6 +17,7 @@ MAX_RESUMED = 256
 """The most call ids in ``drop`` of ``session.started``."""
 MAX_INSTRUCTIONS_BYTES = 4096
 MAX_MESSAGE_CHARS = 2_000
+MAX_HOLD_MS = 10_000
 
 _encode = msgspec.json.Encoder().encode
 
@@ -129,6 +130,15 @@ class SessionStart(FromClient, frozen=True, omit_defaults=True, kw_only=True):
             "The app's trace (W3C Trace Context), the parent of the server's traces. An invalid "
             "one is ignored.",
             "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+        ),
+    ] = None
+    hold_unfinished_ms: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_HOLD_MS)] | None,
+        doc(
+            "How long half a sentence waits for the other half; 0 is not at all. Without it, as long as "
+            "the operator says (`HOLD_UNFINISHED_MS`).",
+            1200,
+            needs="hints",
         ),
     ] = None
 

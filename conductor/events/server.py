@@ -39,6 +39,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "activity": "The server reports every tool's start and end.",
         "pause": 'The app pauses its speech while the person speaks; after a mere "mhm" it goes on.',
         "segments": "A reply is spoken sentence by sentence while the model still writes.",
+        "hints": "The server waits for the other half of a sentence, and names words to listen for.",
         "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
         "metrics": "The server reports the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
@@ -50,6 +51,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
 
 EndReason: TypeAlias = Literal["answered", "interrupted", "resumed", "session_end", "timed_out", "failed"]
 """The causes of a turn's end; ``resumed`` is the end of a transcript that let a paused speech go on."""
+MAX_HINTS = 100
 
 DiagnosticCode: TypeAlias = Literal[
     "unknown_event",
@@ -320,6 +322,22 @@ class TurnEndedEvent(msgspec.Struct, frozen=True, rename="camel"):
     reason: Annotated[EndReason, doc("The cause.", "answered")]
 
 
+class SttHints(msgspec.Struct, frozen=True, rename="camel"):
+    """The words that the person will probably say, for the recogniser. It replaces the former ones."""
+
+    TYPE: ClassVar[str] = "stt.hints"
+    CAPABILITY: ClassVar[str] = "hints"
+    phrases: Annotated[list[str], doc(f"At most {MAX_HINTS}, the newest first.", ["yes", "no", "kitchen"])]
+
+
+class TurnHint(msgspec.Struct, frozen=True, rename="camel"):
+    """The transcript is half a sentence: the server waits for the other half, and the app listens on."""
+
+    TYPE: ClassVar[str] = "turn.hint"
+    CAPABILITY: ClassVar[str] = "hints"
+    complete: Annotated[bool, doc("Whether the person has finished.", False)]
+
+
 class TurnMetrics(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The times of a turn that has ended."""
 
@@ -408,6 +426,8 @@ ServerEvent: TypeAlias = (
     | Diagnostic
     | OutputResume
     | TurnEndedEvent
+    | SttHints
+    | TurnHint
     | TurnMetrics
     | SessionGoaway
     | SessionPing

@@ -19,6 +19,7 @@ from conductor.events.server import (
     EventAck,
     SessionGoaway,
     SessionStarted,
+    SttHints,
 )
 from conductor.session.diagnostics import of_start
 from conductor.session.transport import Transport
@@ -47,6 +48,7 @@ class Clients:
         self._acking: asyncio.TimerHandle | None = None
         self._flushing: asyncio.TimerHandle | None = None
         self._diagnosed: set[str] = set()
+        self._hints: list[str] = []
         self.opening = asyncio.Lock()
 
     # -- connections
@@ -157,6 +159,8 @@ class Clients:
                 session.flash(started, to=transport)
             if is_new:
                 outbox.attach(transport)
+                self._hints = []
+            self.hint()
             session.changed()
 
     def detach(self, transport: Transport) -> None:
@@ -194,6 +198,15 @@ class Clients:
         session = self._session
         if session.is_connected and "approval" in session.state.profile.capabilities:
             session.view.live.cards.told.add(question_id)
+
+    def hint(self) -> None:
+        """Send the words to listen for, if they are others than this connection has."""
+        session = self._session
+        if "hints" not in session.state.profile.capabilities or not session.is_connected:
+            return
+        if (phrases := session.gate.hints()) != self._hints:
+            self._hints = phrases
+            session.flash(SttHints(phrases))
 
     def say_goodbye(self, seconds: float, reason: str = "service restart") -> None:
         """Announce the end of the connection."""
@@ -273,4 +286,5 @@ def _declared(
         tools=former.tools if tools is None else tools,
         model=model or former.model,
         traceparent=event.traceparent or former.traceparent,
+        hold_ms=former.hold_ms if event.hold_unfinished_ms is None else event.hold_unfinished_ms,
     )

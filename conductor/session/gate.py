@@ -11,6 +11,7 @@ from weakref import proxy
 import msgspec
 import structlog
 
+from conductor.conversation.hints import phrases
 from conductor.conversation.state import Call, Conversation, Form, Question
 from conductor.conversation.view import CallGate, Edit
 from conductor.events.server import ListedTool, RejectedTool
@@ -377,6 +378,25 @@ class SessionGate(CallGate):
     def is_backchannel(self, words: str, lang: str) -> bool:
         """Return whether words only show that the person listens, in the person's language."""
         return self._services.judges[self.language_of(lang)].is_backchannel(words)
+
+    def hints(self) -> list[str]:
+        """List the words to listen for: of the open question, of the results, and of the client's tools."""
+        questions = self._state.questions.values()
+        answers = [word for question in questions for word in self._answers(question)]
+        specs = [spec for spec in self._device if self.executor.gate.offers(spec)]
+        return phrases(
+            answers, [question.redacted_arguments for question in questions], self._state.log, specs
+        )
+
+    def _answers(self, question: Question) -> Sequence[str]:
+        judge, voice_question = self._voice_question(question)
+        return judge.answers(voice_question)
+
+    def is_unfinished(self, words: str, lang: str) -> bool:
+        """Return whether words end in the middle of a sentence; not known of a language without a judge."""
+        profile = self._state.profile
+        judge = self._services.judges.get(code_of(lang or profile.lang or profile.locale or "en"))
+        return judge is not None and judge.is_unfinished(words)
 
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""

@@ -381,4 +381,5 @@ async def _declare(session: Session, tools: list[Any], event_id: str, transport:
     changed = replace(session.state.profile, tools=tools)
     await session.commits.decide(lambda: [ProfileDeclared(changed)])
     session.flash(ToolsChanged(session.gate.declared, rejected))
+    session.clients.hint()
     session.clients.diagnose(of_tools(tools, event_id))

@@ -192,6 +192,7 @@ class Services:
             window_ms=round(limits.heard_window * 1000),
             floor_ms=round(limits.floor_timeout * 1000),
             pause_ms=round(limits.pause_timeout * 1000),
+            hold_ms=round(limits.hold_unfinished * 1000),
             max_turns=limits.max_turns,
             max_tool_rounds=limits.max_tool_rounds,
             max_calls_per_turn=limits.max_calls_per_turn,

@@ -45,6 +45,8 @@ from conductor.tools.declarations import ReadTool
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.1
+# After these records the person will probably say other words.
+_HINTING = r.QuestionsAsked | r.QuestionDecided | r.CallFinished | r.LateFinished | r.TurnEnded
 
 
 class Home(Protocol):
@@ -193,6 +195,8 @@ class Session:
                     self.take_rate()
                 case r.ReplyLogged():
                     programs.forget(self, {call.id for call in record.calls})
+        if any(isinstance(record, _HINTING) for record in commit.records):
+            self.clients.hint()
         self._deliver()
         turn = self.state.turn
         if turn is former:
@@ -264,7 +268,8 @@ class Session:
     @property
     def busy(self) -> bool:
         """Whether a turn runs or waits."""
-        return not self.is_closed and (self.state.turn is not None or self.loop is not None)
+        waits = bool(self.state.queue) and not self.view.live.stop.is_suspended
+        return not self.is_closed and (self.state.turn is not None or self.loop is not None or waits)
 
     async def end_turn(self, reason: EndReason, error: ErrorCode | None = None) -> None:
         """End the running turn, if there is one."""

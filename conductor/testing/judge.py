@@ -97,6 +97,12 @@ class JudgeContract:
             for echo in (prompt, *(" ".join(words[-count:]) for count in range(1, 12))):
                 assert judge.classify(echo, question).kind != "allow", echo
 
+    @pytest.mark.parametrize("spec", [MEDIUM, HIGH], ids=lambda spec: spec.risk)
+    def test_a_question_names_words_that_count(self, judge: ApprovalJudge[Any], spec: ToolSpec) -> None:
+        question = self.question(judge, spec)
+        kinds = {judge.classify(words, question).kind for words in judge.answers(question)}
+        assert "deny" in kinds and kinds <= {"allow", "deny"}
+
     def test_words_for_medium_risk_do_not_allow_high_risk(
         self, judge: ApprovalJudge[Any], consents: Sequence[str]
     ) -> None:
@@ -125,3 +131,4 @@ class JudgeContract:
             assert isinstance(answer, Answer)
             assert answer.kind in get_args(AnswerKind)
             assert answer.scope in ("once", "session")
+        assert isinstance(judge.is_unfinished(utterance), bool)

@@ -75,6 +75,17 @@ class ApprovalJudge(Protocol[_Question]):
         """
         ...
 
+    def answers(self, question: _Question) -> Sequence[str]:
+        """List the words that count as an answer, for the recogniser to listen for."""
+        ...
+
+    def is_unfinished(self, utterance: str) -> bool:
+        """Return whether an utterance ends in the middle of a sentence, such as "call my" or "so, um".
+
+        The person is probably thinking: the server waits a moment for the other half.
+        """
+        ...
+
 
 def language_of(judges: Mapping[str, ApprovalJudge[Any]], *tags: str | None) -> str:
     """Choose the language of a question: the first of the tags (BCP 47) with a judge, else English."""

@@ -37,6 +37,9 @@ class Gate(CallGate):
     def is_backchannel(self, words: str, lang: str) -> bool:
         return words in ("mhm", "yes")
 
+    def is_unfinished(self, words: str, lang: str) -> bool:
+        return words.endswith(" and")
+
     def language_of(self, lang: str) -> str:
         return "en"
 

@@ -11,6 +11,7 @@ from conductor.conversation.state import (
     Conversation,
     LateCall,
     Notice,
+    Profile,
     UnknownCall,
 )
 from tests.conversation.build import (
@@ -62,6 +63,9 @@ LATE_CALL = LateCall(
     call_id="c1", name="device.do", effect="write", expires_at=UNTIL, started_at=NOW, arguments="{}"
 )
 LATE_READ = changed(LATE_CALL, effect="read")
+LISTENS = Profile(capabilities=("hints",))
+HALF = r.InputQueued("h1", "milk and", until=NOW + 1_000)
+HALF_SAID = fold(r.ProfileDeclared(LISTENS), HALF)
 UNKNOWN = UnknownCall("digest c1", UNTIL)
 STARTS = r.TurnStarted(cause="transcript", limit_ms=120_000, event_id="e1", text="hi")
 REPLACED = r.TurnEnded(reason="interrupted", follows=True)

@@ -395,7 +395,40 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "an input",
         EMPTY,
         r.InputQueued("e1", "hi", "de"),
-        {"queue+": [Input("e1", "hi", "de")], "handled_ids.e1": 0xD8932AAC},
+        {"queue+": [Input(event_id="e1", text="hi", lang="de")], "handled_ids.e1": 0xD8932AAC},
+    ),
+    (
+        "half a sentence",
+        EMPTY,
+        r.InputQueued("e1", "hi", until=NOW),
+        {"queue+": [Input(event_id="e1", text="hi", until=NOW)], "handled_ids.e1": 0xD8932AAC},
+    ),
+    (
+        "the other half",
+        fold(r.InputQueued("e1", "go", "de", NOW)),
+        r.InputQueued("e2", "hi"),
+        {
+            "queue": [Input(event_id="e2", text="go hi", lang="de", earlier=("e1",))],
+            "handled_ids.e2": 0xD8932AAC,
+        },
+    ),
+    (
+        "half of the rest, behind another input",
+        fold(r.InputQueued("e0", "go"), r.InputQueued("e1", "go", "de", NOW)),
+        r.InputQueued("e2", "hi", "en", NOW + 1),
+        {
+            "queue": [
+                Input(event_id="e0", text="go"),
+                Input(event_id="e2", text="go hi", lang="en", until=NOW + 1, earlier=("e1",)),
+            ],
+            "handled_ids.e2": 0xD8932AAC,
+        },
+    ),
+    (
+        "the other half of nothing",
+        EMPTY,
+        r.InputQueued("e1", "hi"),
+        {"queue+": [Input(event_id="e1", text="hi")], "handled_ids.e1": 0xD8932AAC},
     ),
     ("a notice", EMPTY, r.NoticeTaken("e1", NEWS), {"notices+": [NEWS], "handled_ids.e1": 0}),
     ("a notice that waits already", noticed(NEWS), r.NoticeTaken("", NEWS), {}),
@@ -424,19 +457,47 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         "a turn of the queue",
         fold(r.InputQueued("e1", "go"), r.InputQueued("e2", "wait")),
         r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
-        {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": [Input("e2", "wait")]},
+        {
+            "turn": turn("turn_claim_1000", transcripts=["e1"]),
+            "log+": [GO],
+            "queue": [Input(event_id="e2", text="wait")],
+        },
     ),
     (
         "a turn of the queue, where another client's input has its id",
         fold(r.InputQueued("e1", "go"), r.ClientReplaced(), r.InputQueued("e1", "wait")),
         r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
-        {"turn": turn("turn_claim_1400", transcripts=["e1"]), "log+": [GO], "queue": [Input("e1", "wait")]},
+        {
+            "turn": turn("turn_claim_1400", transcripts=["e1"]),
+            "log+": [GO],
+            "queue": [Input(event_id="e1", text="wait")],
+        },
     ),
     (
         "a turn of the queue of a former client leaves its id to the next one",
         fold(r.InputQueued("e1", "go"), r.ClientReplaced()),
         r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e1", text="go"),
         {"turn": turn("turn_claim_1000", transcripts=["e1"]), "log+": [GO], "queue": []},
+    ),
+    (
+        "a turn of two halves",
+        fold(r.InputQueued("e1", "g", until=NOW), r.InputQueued("e2", "o")),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e2", text="g o"),
+        {
+            "turn": turn("turn_claim_1000", transcripts=["e1", "e2"]),
+            "log+": [UserMessage("g o")],
+            "queue": [],
+        },
+    ),
+    (
+        "a turn of two halves of a former client leaves their ids to the next one",
+        fold(r.InputQueued("e1", "g", until=NOW), r.InputQueued("e2", "o"), r.ClientReplaced()),
+        r.TurnStarted(cause="transcript", limit_ms=9_000, event_id="e2", text="g o"),
+        {
+            "turn": turn("turn_claim_1400", transcripts=["e1", "e2"]),
+            "log+": [UserMessage("g o")],
+            "queue": [],
+        },
     ),
     ("a refused turn", EMPTY, REFUSED, {"turn": turn("turn_claim_800", cause="refused")}),
     (

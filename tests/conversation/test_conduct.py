@@ -15,6 +15,7 @@ FOLLOWS: list[tuple[str, float, str, int]] = [
     ("turn_timeout", 9.5, "turn_ms", 9_500),
     ("approval_timeout", 61.0, "question_ms", 61_000),
     ("heard_window", 0.3, "window_ms", 300),
+    ("hold_unfinished", 1.2, "hold_ms", 1_200),
     ("floor_timeout", 4.0, "floor_ms", 4_000),
     ("max_turns", 7, "max_turns", 7),
     ("max_tool_rounds", 3, "max_tool_rounds", 3),

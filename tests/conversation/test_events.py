@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
 from conductor.conversation.events import iso_time
@@ -30,6 +31,7 @@ from tests.conversation.build import (
     question,
     replied,
 )
+from tests.conversation.stories import HALF, HALF_SAID, LISTENS
 
 Shown: TypeAlias = tuple[str, dict[str, Any]]
 
@@ -103,6 +105,11 @@ def turn_ended(event_id: str, reason: str) -> Shown:
 
 def resume(speech_id: str) -> Shown:
     return "audio.output.resume", {"speechId": speech_id}
+
+
+def two_ended(event_id: str) -> Shown:
+    """Make the end of the turn that the fifth record started."""
+    return "turn.ended", {"turnId": "turn_claim_1400", "eventId": event_id, "reason": "answered"}
 
 
 THINKING, IDLE = state("thinking"), state("idle")
@@ -642,6 +649,39 @@ PAUSES: list[Row] = [
     ("a paused speech that was cut", PAUSER, [r.PauseEnded(resumes=False, event_id="e")], []),
 ]
 
+HALVES: list[Row] = [
+    (
+        "half a sentence",
+        fold(r.ProfileDeclared(LISTENS)),
+        [HALF],
+        [IDLE, ("turn.hint", {"complete": False})],
+    ),
+    ("half a sentence for an app that cannot listen on", EMPTY, [HALF], [IDLE]),
+    (
+        "half a sentence over a turn",
+        fold(r.ProfileDeclared(LISTENS), STARTED),
+        [HALF],
+        [("turn.hint", {"complete": False})],
+    ),
+    (
+        "the other half",
+        HALF_SAID,
+        [r.InputQueued("e1", "hi"), changed(STARTED, event_id="e1", text="milk and hi")],
+        [THINKING, message("user", "milk and hi")],
+    ),
+    (
+        "the end of the turn of two halves",
+        fold(
+            r.ProfileDeclared(Profile(capabilities=("turns",))),
+            HALF,
+            r.InputQueued("e1", "hi"),
+            changed(STARTED, event_id="e1", text="milk and hi"),
+        ),
+        [r.TurnEnded(reason="answered")],
+        [IDLE, two_ended("h1"), two_ended("e1")],
+    ),
+]
+
 NOTHING: list[Row] = [
     (f"{type(record).__name__}, {where}", before, [record], [])
     for where, before in (("with cards", CARD_ASKED), ("by voice", VOICE_ASKED), ("before a turn", EMPTY))
@@ -678,6 +718,7 @@ EVENTS = (
     + LANGUAGES
     + DECISIONS
     + PAUSES
+    + HALVES
     + NOTHING
 )
 

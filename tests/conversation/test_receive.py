@@ -60,8 +60,11 @@ from tests.conversation.stories import (
     CALLED_TO_READ,
     DONE,
     FOR_ANOTHER,
+    HALF,
+    HALF_SAID,
     LATE_CALL,
     LATE_READ,
+    LISTENS,
     LOST,
     NO_ANSWER,
     NOT_SENT,
@@ -132,6 +135,14 @@ RESTARTS = Refuse("rate_limited", "The server restarts.", 2.0)
 EMPTY = Refuse("invalid_transcript", "The transcript is empty.")
 NO_WORDS = Refuse("invalid_transcript", "The transcript has no words.")
 
+HOLDING = replace(RULES, hold_ms=1_200)
+HOLDS: Facts = {"conduct": HOLDING}
+LISTENING = fold(r.ProfileDeclared(LISTENS))
+PATIENT = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=500)))
+HASTY = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=0)))
+MILK_AND = client.TranscriptFinal("milk and")
+WAITS_FOR_MORE = r.InputQueued("e1", "milk and", until=NOW + 1_200)
+OTHER_HALF = r.InputQueued("e1", "hi")
 YES = client.TranscriptFinal("yes")
 ALLOWED = r.QuestionDecided(
     question_id="q1",
@@ -244,6 +255,106 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
     ("a yes", HEARD, {}, YES, [ALLOWED]),
     ("a yes before the stop", HEARD, {"draining": True}, YES, [ALLOWED]),
     ("a yes that may be an echo", HEARD, {"now": NOW - 900}, YES, Later(NOW - 850, "q1")),
+    # Half a sentence waits for the other half.
+    ("half a sentence", LISTENING, HOLDS, MILK_AND, [WAITS_FOR_MORE]),
+    ("half a sentence, by the operator's rules", LISTENING, {}, MILK_AND, [changed(STARTS, text="milk and")]),
+    (
+        "half a sentence for an app without the capability",
+        fold(),
+        HOLDS,
+        MILK_AND,
+        [changed(STARTS, text="milk and")],
+    ),
+    (
+        "half a sentence for an app that asks for it",
+        PATIENT,
+        {},
+        MILK_AND,
+        [changed(WAITS_FOR_MORE, until=NOW + 500)],
+    ),
+    (
+        "half a sentence for an app that does not want it",
+        HASTY,
+        HOLDS,
+        MILK_AND,
+        [changed(STARTS, text="milk and")],
+    ),
+    ("a whole sentence", LISTENING, HOLDS, HI, [STARTS]),
+    (
+        "half a sentence over a turn",
+        fold(STARTED, state=LISTENING),
+        HOLDS,
+        MILK_AND,
+        [REPLACED, WAITS_FOR_MORE],
+    ),
+    (
+        "half a sentence over a turn, in the queue's mode",
+        fold(STARTED, state=LISTENING),
+        {"conduct": replace(HOLDING, cancels=False)},
+        MILK_AND,
+        [WAITS_FOR_MORE],
+    ),
+    (
+        "half a sentence in place of an answer",
+        fold(r.ProfileDeclared(LISTENS), state=HEARD),
+        HOLDS,
+        MILK_AND,
+        [UNANSWERED, changed(STARTS, text="milk and")],
+    ),
+    ("half a sentence before the stop", LISTENING, {**HOLDS, "draining": True}, MILK_AND, RESTARTS),
+    (
+        "half a sentence behind too many",
+        fold(r.ProfileDeclared(LISTENS), state=FULL),
+        {"conduct": replace(HOLDING, cancels=False)},
+        MILK_AND,
+        BUSY,
+    ),
+    ("the other half", HALF_SAID, HOLDS, HI, [OTHER_HALF, changed(STARTS, text="milk and hi")]),
+    (
+        "the other half, of a person who is remembered",
+        HALF_SAID,
+        {**HOLDS, **OWLS},
+        HI,
+        [OTHER_HALF, REMEMBERED, changed(STARTS, text="milk and hi")],
+    ),
+    ("the other half, for another process", HALF_SAID, {**HOLDS, **FOR_ANOTHER}, HI, [OTHER_HALF]),
+    (
+        "the other half over a turn, in the queue's mode",
+        in_turn(HALF),
+        {"conduct": replace(HOLDING, cancels=False)},
+        HI,
+        [OTHER_HALF],
+    ),
+    (
+        "the other half behind others",
+        in_turn(r.InputQueued("w1", "one"), r.InputQueued("w2", "two"), HALF),
+        QUEUE,
+        HI,
+        [OTHER_HALF],
+    ),
+    ("half of the rest", HALF_SAID, HOLDS, MILK_AND, [WAITS_FOR_MORE]),
+    (
+        "half a sentence that is heard again",
+        HALF_SAID,
+        HOLDS,
+        client.TranscriptFinal("milk and"),
+        [WAITS_FOR_MORE],
+    ),
+    (
+        "too long a sentence",
+        LISTENING,
+        HOLDS,
+        client.TranscriptFinal(f"{'x' * 2_000} and"),
+        [changed(STARTS, text=f"{'x' * 2_000} and")],
+    ),
+    (
+        "a cancel while half a sentence waits",
+        HALF_SAID,
+        HOLDS,
+        client.ResponseCancel(),
+        [changed(STARTS, event_id="h1", text="milk and"), STOPPED],
+    ),
+    ("a cancel while other words wait", QUEUED, HOLDS, client.ResponseCancel(), []),
     # A speech that no socket took is withdrawn; one that was sent is cut by an interruption alone.
     (
         "words before a speech is sent",

@@ -43,6 +43,7 @@ from tests.conversation.build import (
     replied,
     view,
 )
+from tests.conversation.stories import HALF, HALF_SAID
 
 QUEUE = replace(RULES, cancels=False)
 NOTHING = AwaitResults()
@@ -71,6 +72,7 @@ def elsewhere(*records: r.Record) -> Conversation:
 QUEUED = fold(r.InputQueued("e1", "one"), r.InputQueued("e2", "two"))
 ONE_INPUT = fold(r.InputQueued("e1", "one", "de"))
 FIRST = r.TurnStarted(cause="transcript", limit_ms=120_000, event_id="e1", text="one")
+HALF_ALONE = changed(FIRST, event_id="h1", text="milk and")
 FIRST_IN_GERMAN = changed(FIRST, lang="de")
 MEMORIES = {"memories": "Likes owls."}
 REMEMBERED = r.NoticeTaken("", Notice(text="Likes owls.", untrusted=True, late=True))
@@ -145,6 +147,46 @@ STEPS: list[tuple[str, Conversation, Facts, Conduct, object]] = [
     ("an input in the last moment of a session", ONE_INPUT, {"closing": True}, RULES, NOTHING),
     ("an input for another process", ONE_INPUT, {"is_suspended": True}, RULES, NOTHING),
     ("an input before the server stops", ONE_INPUT, {"draining": True}, RULES, [FIRST_IN_GERMAN]),
+    ("half a sentence", HALF_SAID, {}, RULES, NOTHING),
+    ("half a sentence before a refused input", HALF_SAID, {"refused_input": True}, RULES, NOTHING),
+    ("half a sentence whose time is over", HALF_SAID, {"now": NOW + 1_000}, RULES, [HALF_ALONE]),
+    (
+        "half a sentence while the other half is spoken",
+        HALF_SAID,
+        {"now": NOW + 5_999, "speaking_until": NOW + 6_000},
+        RULES,
+        NOTHING,
+    ),
+    (
+        "half a sentence while the person does not end",
+        HALF_SAID,
+        {"now": NOW + 31_000, "speaking_until": NOW + 32_000},
+        RULES,
+        [HALF_ALONE],
+    ),
+    ("half a sentence before the server stops", HALF_SAID, {"draining": True}, RULES, [HALF_ALONE]),
+    ("half a sentence for another process", HALF_SAID, {"is_suspended": True}, RULES, NOTHING),
+    (
+        "an input before half a sentence",
+        fold(r.InputQueued("e1", "one"), HALF),
+        {},
+        RULES,
+        [FIRST, r.TurnEnded(reason="interrupted")],
+    ),
+    (
+        "an input before half a sentence whose time is over",
+        fold(r.InputQueued("e1", "one"), HALF),
+        {"now": NOW + 1_000},
+        RULES,
+        [FIRST, r.TurnEnded(reason="interrupted", follows=True)],
+    ),
+    (
+        "two halves",
+        fold(HALF, r.InputQueued("e1", "eggs")),
+        {},
+        RULES,
+        [changed(FIRST, text="milk and eggs")],
+    ),
     ("a refused input", fold(), {"refused_input": True}, RULES, APOLOGY),
     ("a refused input before the stop", fold(), {"refused_input": True, "draining": True}, RULES, APOLOGY),
     ("a refused input after a queued one", ONE_INPUT, {"refused_input": True}, RULES, [FIRST_IN_GERMAN]),
@@ -515,6 +557,11 @@ DUE: list[tuple[str, Conversation, Facts, int, Sequence[r.Record], int | None]] 
     ("news that is too old", news(OLD), {"floor_at": NOW + 300}, NOW, [], None),
     ("news after one that is too old", news(OLD, REPORT), {"floor_at": NOW + 300}, NOW, [], NOW + 300),
     ("no news", fold(), {"floor_at": NOW + 300}, NOW, [], None),
+    # Half a sentence waits for the other half; the next step begins its turn.
+    ("half a sentence", HALF_SAID, {}, NOW, [], NOW + 1_000),
+    ("half a sentence that waits for the other half", HALF_SAID, SPEAKS, NOW + 2_000, [], NOW + 7_000),
+    ("half a sentence whose time is over", HALF_SAID, {}, NOW + 1_000, [], None),
+    ("half a sentence in a turn", in_turn(HALF), {}, NOW, [], NOW + 120_000),
     (
         "news in a turn",
         fold(r.NoticeTaken("", REPORT), state=TURN),

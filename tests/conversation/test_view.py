@@ -14,6 +14,7 @@ from conductor.conversation.state import Call, Conversation, LateCall, UnknownCa
 from conductor.conversation.view import finish, finish_without_result, late_call, lost_result
 from conductor.tools.outcomes import ToolOutcome, failed, succeeded
 from tests.conversation.build import NOW, RULES, STARTED, device, finished, fold, local, result, view
+from tests.conversation.stories import HALF
 
 QUEUED = fold(r.InputQueued("e1", "one"), state=fold(STARTED))
 Facts = dict[str, Any]
@@ -22,6 +23,19 @@ FOLLOWS: list[tuple[str, Conversation, Facts, bool]] = [
     ("nobody has spoken", fold(STARTED), {}, False),
     ("the person has spoken", QUEUED, {}, True),
     ("the person has spoken, and the server stops", QUEUED, {"draining": True}, True),
+    ("the person has said half a sentence", fold(HALF, state=fold(STARTED)), {}, False),
+    (
+        "the person has said half a sentence, and then nothing",
+        fold(HALF, state=fold(STARTED)),
+        {"now": NOW + 1_000},
+        True,
+    ),
+    (
+        "the person has said half a sentence, and the server stops",
+        fold(HALF, state=fold(STARTED)),
+        {"draining": True},
+        True,
+    ),
     ("the person has spoken, and the session ends", QUEUED, {"closing": True}, False),
     ("the person has spoken, and another process goes on", QUEUED, {"is_suspended": True}, False),
 ]

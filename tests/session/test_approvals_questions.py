@@ -556,6 +556,12 @@ class Listening:
     def is_backchannel(self, utterance: str) -> bool:
         return self._judge.is_backchannel(utterance)
 
+    def answers(self, question: Any) -> Sequence[str]:
+        return self._judge.answers(question)
+
+    def is_unfinished(self, utterance: str) -> bool:
+        return self._judge.is_unfinished(utterance)
+
 
 async def test_words_are_judged_once() -> None:
     services = make_services(MOVE)

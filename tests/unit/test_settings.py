@@ -249,6 +249,7 @@ SET_LIMITS = {
     "turn_timeout_ms": ("turn_timeout", 9_000, 9.0),
     "partial_interval_ms": ("partial_interval", 10, 0.01),
     "session_grace_s": ("session_grace", 1.5, 1.5),
+    "hold_unfinished_ms": ("hold_unfinished", 1_200, 1.2),
     "news_after_s": ("open_microphone", 2.5, 2.5),
 }
 

@@ -110,6 +110,7 @@ EFFECTS: dict[str, Effect] = {
     "max_connections": limit(700, "max_connections", 700),
     "max_connections_per_subject": limit(7, "max_connections_per_subject", 7),
     "max_connections_per_address": limit(7, "max_connections_per_address", 7),
+    "hold_unfinished_ms": Effect(1_200, of("conduct.hold_ms"), 1_200),
     "news_after_s": limit(7, "open_microphone", 7.0),
     "session_grace_s": limit(7, "session_grace", 7.0),
     "interruption_mode": Effect("queue", of("conduct.cancels"), False),

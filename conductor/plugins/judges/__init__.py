@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from conductor.plugins.judges.grammar import classify
+from conductor.plugins.judges.halves import is_unfinished
 from conductor.plugins.judges.page import load_page
 from conductor.plugins.judges.question import QuestionWords, make_question, prompt
 from conductor.tools.base import ToolSpec
@@ -56,6 +57,15 @@ class PageJudge:
     def is_backchannel(self, utterance: str) -> bool:
         """Return whether an utterance only shows that the person listens (`ApprovalJudge`)."""
         return load_page(self._language).is_made_of("backchannels", utterance)
+
+    def answers(self, question: QuestionWords) -> Sequence[str]:
+        """List the words to repeat, or yes, and no (`ApprovalJudge`)."""
+        sentences = load_page(self._language).sentences
+        return question.repeat or sentences["true"], sentences["false"]
+
+    def is_unfinished(self, utterance: str) -> bool:
+        """Tell half a sentence by its end (`ApprovalJudge`)."""
+        return is_unfinished(utterance, load_page(self._language))
 
 
 def english() -> PageJudge:

@@ -21,6 +21,7 @@ MAX_PHRASE_WORDS = 10
 PHRASES = (
     *("hesitations", "backchannels", "consents", "weak", "leads", "courtesies", "pronouns", "session"),
     *("refusals", "before_refusals", "no_refusals", "last_refusals", "waits", "repeats", "before_repeat"),
+    *("unfinished", "no_unfinished", "separable", "openings"),
 )
 """The lists of phrases of a page: a phrase with its alternatives a line."""
 LISTS = (
@@ -66,7 +67,7 @@ class Page:
 
     ``names`` of signs are said in place of the signs. ``framing`` are the words of our own sentences, which a
     value must not pass for, and ``framing_runs`` their runs of three. ``endings`` end a verb's forms,
-    ``clitics`` are pronouns that cling to it.
+    ``clitics`` are pronouns that cling to it. ``stressed`` words are others without their accent.
     """
 
     def __init__(self, language: str, data: Mapping[str, Any]) -> None:
@@ -78,6 +79,7 @@ class Page:
         self.currencies: Mapping[str, str] = data["currencies"]
         self.decimal, self.thousands = numbers["marks"]
         self.endings: Sequence[str] = data["endings"].split("|")
+        self.stressed: Sequence[str] = data["stressed"].split()
         self.clitics: Set[str] = {*data.get("clitics", "").split()}
         self._spellings = [(re.compile(pattern), text) for pattern, text in data["spellings"].items()]
         self._point, self._and = fold(numbers["point"]), fold(numbers["and"])

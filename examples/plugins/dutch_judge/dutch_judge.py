@@ -68,3 +68,13 @@ class DutchJudge:
         """Return whether an utterance only shows that the person listens."""
         words = re.findall(r"\w+", utterance.lower())
         return "?" not in utterance and bool(words) and LISTENS.issuperset(words)
+
+    def answers(self, question: Question) -> tuple[str, ...]:
+        """List the words that count as an answer."""
+        return ("ja", "nee") if question.by_voice else ("nee",)
+
+    def is_unfinished(self, utterance: str) -> bool:
+        """Tell half a sentence by its last word."""
+        return bool(
+            re.search(r"\b(en|of|maar|omdat|de|het|een|mijn|naar|voor|met|van|uh)\W*$", utterance.lower())
+        )

@@ -79,8 +79,12 @@ def _constrained(kind: Any, constraints: tuple[Any, ...]) -> st.SearchStrategy[A
         if constraint.max_length is not None or constraint.min_length is not None:
             values = values.filter(partial(_fits, constraint.min_length or 0, constraint.max_length))
         if constraint.ge is not None or constraint.le is not None:
-            assert kind is float, f"no generator for bounds of {kind}"
-            values = st.floats(constraint.ge, constraint.le, allow_nan=False, allow_infinity=False)
+            assert kind in (int, float), f"no generator for bounds of {kind}"
+            values = (
+                st.integers(constraint.ge, constraint.le)
+                if kind is int
+                else st.floats(constraint.ge, constraint.le, allow_nan=False, allow_infinity=False)
+            )
     return values
 
 

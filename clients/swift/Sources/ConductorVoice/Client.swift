@@ -10,7 +10,7 @@ private let finalErrors: Set = ["unauthorized", "unsupported_protocol_version", 
 // Events that no replay repeats.
 private let passing: Set = [
     "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-    "turn.metrics",
+    "turn.metrics", "turn.hint", "stt.hints",
 ]
 private let superseded = 4409 // another connection serves the session: coming back would be a duel
 private let remembered = 2_000 // ids of events and calls
@@ -103,7 +103,9 @@ private let noObject = "The arguments are not a JSON object."
     init(_ options: Options) {
         self.options = options
         sessionId = options.sessionId
-        capabilities = options.capabilities ?? served + (options.onApproval == nil ? [] : ["approval"])
+        let listens = options.onHints != nil || options.onUnfinished != nil || options.holdUnfinishedMs != nil
+        capabilities = options.capabilities
+            ?? served + (options.onApproval == nil ? [] : ["approval"]) + (listens ? ["hints"] : [])
         outbox.unsent = { [weak self] entry in
             options.onUnsent(entry.event.payload.text("text"))
             self?.turnEnded(entry.event.id, "unsent")
@@ -314,6 +316,7 @@ private let noObject = "The arguments are not a JSON object."
             "instructions": options.instructions.map(JSON.string),
             "capabilities": .array(capabilities.map(JSON.string)),
             "tools": .array(options.tools),
+            "holdUnfinishedMs": options.holdUnfinishedMs.map(JSON.integer),
         ])
         if known, capabilities.contains("resume") {
             start["resume"] = resume(room: maxStartBytes - encoded(start).utf8.count)
@@ -430,6 +433,8 @@ private let noObject = "The arguments are not a JSON object."
             }
         case "approval.request": asked(payload)
         case "approval.resolved": resolved(payload)
+        case "stt.hints": options.onHints?(payload.texts("phrases"))
+        case "turn.hint": if payload["complete"] == .bool(false) { options.onUnfinished?() }
         default: break
         }
     }

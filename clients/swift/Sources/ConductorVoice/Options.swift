@@ -41,6 +41,12 @@ public struct Options {
     public var onConnection: @MainActor (_ state: String, _ reason: String) -> Void = { _, _ in }
     /// Every frame that is sent or read, including duplicates.
     public var onEvent: @MainActor (_ sent: Bool, _ event: Event) -> Void = { _, _ in }
+    /// Words to listen for, the likeliest first: the `contextualStrings` of the next recognition request.
+    public var onHints: (@MainActor ([String]) -> Void)?
+    /// The transcript is half a sentence: the server waits for the other half, so listen on.
+    public var onUnfinished: (@MainActor () -> Void)?
+    /// How long half a sentence waits for the other half; 0 is not at all. Default: the operator's.
+    public var holdUnfinishedMs: Int?
     /// Say a text and return at its end; the task is cancelled to stop it.
     public var speak: @MainActor (Utterance) async throws -> Void = { _ in }
     /// Names of protocol extensions; default: all that the library serves.

@@ -16,7 +16,7 @@ private val FINAL_ERRORS = setOf("unauthorized", "unsupported_protocol_version",
 // Events that no replay repeats.
 private val PASSING = setOf(
     "assistant.speech.partial", "session.ping", "session.started", "session.goaway", "event.ack", "diagnostic",
-    "turn.metrics",
+    "turn.metrics", "turn.hint", "stt.hints",
 )
 private const val SUPERSEDED = 4409 // another connection serves the session: coming back would be a duel
 private const val REMEMBERED = 2_000 // ids of events and calls
@@ -69,8 +69,11 @@ class Client internal constructor(private val options: Options) {
 
     private val scope = CoroutineScope(SupervisorJob() + options.dispatcher)
     private val http = options.http.newBuilder().pingInterval(PING_S, TimeUnit.SECONDS).build()
-    private val capabilities =
-        options.capabilities ?: (SERVED + listOfNotNull("approval".takeIf { options.onApproval != null }))
+    private val listens =
+        options.onHints != null || options.onUnfinished != null || options.holdUnfinishedMs != null
+    private val capabilities = options.capabilities ?: (
+        SERVED + listOfNotNull("approval".takeIf { options.onApproval != null }, "hints".takeIf { listens })
+    )
     private var tools = options.tools
     private var handlers = options.handlers
     private var token = options.token
@@ -287,6 +290,7 @@ class Client internal constructor(private val options: Options) {
             "instructions" to options.instructions,
             "capabilities" to capabilities,
             "tools" to tools,
+            "holdUnfinishedMs" to options.holdUnfinishedMs,
         )
         val resume = if (known && "resume" in capabilities) resume(MAX_START_BYTES - bytes(start)) else null
         val event = event("session.start", JsonObject(start + fields("resume" to resume)))
@@ -393,6 +397,8 @@ class Client internal constructor(private val options: Options) {
             }
             "approval.request" -> asked(payload)
             "approval.resolved" -> resolved(payload)
+            "stt.hints" -> tell { options.onHints?.invoke(payload.texts("phrases")) }
+            "turn.hint" -> if (payload["complete"] == JsonPrimitive(false)) tell { options.onUnfinished?.invoke() }
         }
     }
 

@@ -52,6 +52,12 @@ class Options(
     val onConnection: (state: String, reason: String) -> Unit = { _, _ -> },
     /** Every frame that is sent or read, including duplicates. */
     val onEvent: (sent: Boolean, event: Event) -> Unit = { _, _ -> },
+    /** Words to listen for, the likeliest first: `RecognizerIntent.EXTRA_BIASING_STRINGS` of the next recognition. */
+    val onHints: ((phrases: List<String>) -> Unit)? = null,
+    /** The transcript is half a sentence: the server waits for the other half, so listen on. */
+    val onUnfinished: (() -> Unit)? = null,
+    /** How long half a sentence waits for the other half; 0 is not at all. Default: the operator's. */
+    val holdUnfinishedMs: Int? = null,
     /** Say a text and return at its end; it is cancelled to stop it. */
     val speak: suspend (Speech) -> Unit = {},
     /** Names of protocol extensions; default: all that the library serves. */
