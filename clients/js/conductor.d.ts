@@ -125,7 +125,7 @@ export interface TurnResult {
   /** `followed`: a later transcript replaced it. `lost`: the server did not take it. `closed`: by `close()`. */
   ending: "idle" | "followed" | "lost" | "closed";
   /** The server's reason for the end, from servers with the capability `turns`. */
-  reason?: "answered" | "interrupted" | "session_end" | "timed_out" | "failed";
+  reason?: "answered" | "interrupted" | "resumed" | "session_end" | "timed_out" | "failed";
 }
 
 export type ConnectionState = "connecting" | "open" | "closed";
@@ -184,6 +184,8 @@ export interface ConnectOptions {
   holdUnfinishedMs?: number;
   /** Say a text and return at its end; the signal is aborted to stop it. Without it the voice is silent. */
   speak?(text: string, run: SpeechRun): void | Promise<void>;
+  /** Let the paused voice go on where it was: the person has not interrupted it. */
+  onResume?(): void;
   /** Default: IndexedDB where there is one, else memory. */
   storage?: SessionStorage;
   /** How long one `load` or `save` of the storage may take, in milliseconds. Default 5000. */
@@ -212,6 +214,11 @@ export interface Client {
   say(text: string, options?: { lang?: string }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
+  /**
+   * The person begins to speak over the speech: pause the voice if this returns true, else call `interrupt()`. The voice
+   * goes on at `onResume`, unless its signal is aborted. `spokenText` or `playedMs` is the heard part.
+   */
+  pause(heard?: { spokenText?: string; playedMs?: number }): boolean;
   /** Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part. */
   interrupt(heard?: { spokenText?: string; playedMs?: number; reason?: string }): void;
   /** Stop the running turn, but not the speech. */

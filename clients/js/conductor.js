@@ -1,5 +1,5 @@
 // A client of Conductor's protocol (docs/protocol.md) for browsers and Node.
-const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics"];
+const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway", "diagnostics"];
 const SUPERSEDED = 4409; // another connection serves the session: do not reconnect
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
@@ -181,11 +181,12 @@ class Outbox {
     this.entries = this.entries.filter(({ event: { type, payload } }) => type !== "tool.result" || !callIds.has(payload.callId));
   }
 
-  /** Drop events that are too old to be sent again, and after the loss of a session all but transcripts. */
-  expire(gone = false) {
+  /** Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all but transcripts. */
+  expire(gone, pauseId) {
     const now = Date.now();
-    this.entries = this.entries.filter(({ event: { type }, at }) => {
+    this.entries = this.entries.filter(({ event: { id, type }, at }) => {
       if (type === "user.audio.transcript.final") return now - at < TRANSCRIPT_MS;
+      if (type === "audio.output.paused") return !gone && id === pauseId;
       return !gone && (type !== "audio.output.interrupted" || now - at < INTERRUPTION_MS);
     });
   }
@@ -366,7 +367,8 @@ class Client {
   #voice = Promise.resolve(); // with segments speeches wait for each other, and only an `idle` for them
   #arrivals = 0;
   #silentTo = 0;
-  #speech = null;
+  #speech = null; // its AbortController, and its id
+  #pause = null; // the id of its event, whether the person has said something since, and its end
   #replying = false; // a partial or final came since the last message
 
   constructor(options) {
@@ -395,6 +397,7 @@ class Client {
   say(text, { lang } = {}) {
     const event = this.#event("user.audio.transcript.final", { text: clean(text), lang });
     const turn = this.#turns.add(text, event.id, this.#number);
+    if (this.#pause) this.#pause.said = true;
     if (this.#closed) this.#turns.close();
     else this.#keep(event);
     const unsent = this.#outbox.transcripts.filter(({ sentOn }) => !sentOn);
@@ -408,12 +411,38 @@ class Client {
     this.send("user.audio.transcript.partial", { text: clean(text) });
   }
 
+  pause({ spokenText, playedMs } = {}) {
+    if (!this.#speech || !this.#accepted.has("pause")) return false;
+    if (this.#pause) return true;
+    const event = this.#event("audio.output.paused", { speechId: this.#speech.id, spokenText: clean(spokenText), playedMs });
+    const over = new AbortController();
+    this.#pause = { id: event.id, said: false, over };
+    this.#keep(event);
+    return true;
+  }
+
   interrupt({ spokenText, playedMs, reason = "user_speech" } = {}) {
-    this.#silentTo = this.#arrivals;
     this.#turns.interrupted();
     // The voice stops at once; its result follows in a later task, after the interruption.
-    this.#speech?.abort("interrupted");
+    this.#silence();
     this.#keep(this.#event("audio.output.interrupted", { reason, spokenText: clean(spokenText), playedMs }));
+  }
+
+  #silence() {
+    this.#endPause();
+    this.#silentTo = this.#arrivals;
+    this.#speech?.abort.abort("interrupted");
+  }
+
+  #goOn() {
+    if (this.#endPause()) this.#tell("onResume");
+  }
+
+  #endPause() {
+    const pause = this.#pause;
+    this.#pause = null;
+    pause?.over.abort();
+    return pause !== null;
   }
 
   cancelResponse() {
@@ -529,7 +558,8 @@ class Client {
     socket?.close(1000);
     this.#answerStarted.reject(error);
     this.#turns.close();
-    this.#speech?.abort("closed");
+    this.#endPause();
+    this.#speech?.abort.abort("closed");
     for (const run of this.#runs.values()) run.abort.abort("closed");
     for (const question of this.#approvals.values()) this.#settle(question);
     this.#connectionIs("closed", { code, reason });
@@ -594,6 +624,7 @@ class Client {
     if (!resumed) {
       this.#turns.forgotten();
       this.#expire(true);
+      this.#goOn();
       for (const question of this.#approvals.values()) this.#settle(question);
     }
     for (const callId of unwanted) {
@@ -641,7 +672,7 @@ class Client {
   }
 
   #expire(gone) {
-    this.#outbox.expire(gone);
+    this.#outbox.expire(gone, this.#pause?.id);
     this.#turns.expire(this.#outbox.has);
   }
 
@@ -717,7 +748,10 @@ class Client {
     else if (type === "tool.call") {
       const ours = !isUiCall(payload.name) && !payload.name.startsWith("bridge.");
       if (ours && !this.#calls.has(payload.callId)) this.#calls.set(payload.callId, "queued");
-    } else if (type === "tool.cancel") this.#cancel(payload);
+      // The person's words are taken: they have interrupted the paused speech.
+      if (this.#pause?.said && payload.name === "convo.appendMessage" && parsed(payload.arguments)?.role === "user") this.#silence();
+    } else if (type === "audio.output.resume") this.#goOn();
+    else if (type === "tool.cancel") this.#cancel(payload);
     else if (type === "approval.request") this.#asked(payload);
     else if (type === "approval.resolved") this.#resolved(payload);
     else if (type === "stt.hints") this.#tell("onHints", payload.phrases);
@@ -792,7 +826,7 @@ class Client {
     const answer = { callId, result: name === "tts.speak" ? '{"spoken":true}' : '{"ok":true}', error: null };
     try {
       if (!args) throw new Error("The arguments are not a JSON object.");
-      if (name === "tts.speak") await this.#speak(String(args.text ?? ""), args, number);
+      if (name === "tts.speak") await this.#speak(String(args.text ?? ""), { id: callId, ...args }, number);
       else await this.#draw(name, args, callId);
     } catch (error) {
       Object.assign(answer, { result: null, error: clean(String(error?.message ?? error)) });
@@ -813,14 +847,17 @@ class Client {
     await this.#options.handlers?.[name]?.(args, { callId, name, signal: new AbortController().signal, progress() {} });
   }
 
-  async #speak(text, { lang, speechId, segment, last }, number) {
-    if (number <= this.#silentTo) return;
-    const speech = (this.#speech = new AbortController());
+  async #speak(text, { id, lang, speechId, segment, last }, number) {
+    if (this.#pause) await aborted(this.#pause.over.signal); // the speech before it ended while it was paused
+    if (number <= this.#silentTo || this.#closed) return;
+    const abort = new AbortController();
+    const { signal } = abort;
+    this.#speech = { abort, id: speechId ?? id };
     try {
       // A voice that ignores the signal must not block later events.
-      await Promise.race([this.#options.speak?.(text, { signal: speech.signal, lang, speechId, segment, last }), aborted(speech.signal)]);
+      await Promise.race([this.#options.speak?.(text, { signal, lang, speechId, segment, last }), aborted(signal)]);
     } catch (error) {
-      if (!speech.signal.aborted) throw error;
+      if (!signal.aborted) throw error;
     } finally {
       this.#speech = null;
     }

@@ -39,6 +39,7 @@ from conductor.client.connection import (
     TryFailed,
     UnknownEvent,
     WaitTimeout,
+    arguments_of,
     describe_error,
     state_of,
 )
@@ -74,7 +75,9 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CAPABILITIES = ("resume", "tools", "cancel", "lease", "late", "activity", "turns", "diagnostics")
+DEFAULT_CAPABILITIES = (
+    *("resume", "tools", "cancel", "lease", "late", "activity", "pause", "turns", "diagnostics"),
+)
 """Capabilities that the library implements alone. Without ``tools`` the server would offer its catalog.
 ``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
 concurrently with other events."""
@@ -151,6 +154,7 @@ class Client(Connections):
         for name, handler in (handlers or {}).items():
             self.on_tool(name, handler)
         self._callbacks: dict[str, list[Callable[[Any], Any]]] = {}
+        self._on_resume: Callable[[], Any] = lambda: None
         self._last_event_id: str | None = None  # of the last handled event
         self._worker: asyncio.Task[None] | None = None
         self._retries = False  # the connection is watched, and restored after a loss
@@ -289,6 +293,8 @@ class Client(Connections):
         if not self._retries or len(self._turns.at("waiting")) >= self.limits.unsent:
             self.require()
         entry = self.add(outbound.TranscriptFinal(text, lang))
+        if self._calls.pause is not None:
+            self._calls.pause.is_followed = True
         turn = Turn(text, entry.event_id, self.limits.turn_s)
         self._turns.open.append(turn)
         if self._retry is not None:
@@ -307,6 +313,22 @@ class Client(Connections):
         # before this one has sent the event.
         self._calls.silence()
         await self._stop(outbound.OutputInterrupted(reason, None, spoken_text, played_ms))
+
+    async def pause(self, *, spoken_text: str | None = None, played_ms: float | None = None) -> bool:
+        """Announce that the app pauses its voice, because the person begins to speak over it.
+
+        Returns False where nothing is spoken, or the server does not accept it (capability ``pause``): then
+        `interrupt`. The voice goes on when ``audio.output.resume`` calls the handler of `on_resume`, or is
+        cancelled when the person's words interrupt it.
+        """
+        speech = self._calls.playing
+        if speech is None or "pause" not in self.capabilities:
+            return False
+        if self._calls.pause is None:
+            entry = self.add(outbound.OutputPaused(speech, spoken_text, played_ms))
+            self._calls.begin_pause(entry.event_id)
+            await self.flush()
+        return True
 
     async def cancel_response(self) -> bool:
         """Stop the running turn silently (capability ``cancel``), as a stop button does.
@@ -345,6 +367,10 @@ class Client(Connections):
         """Replace the voice."""
         self._calls.speak = handler
 
+    def on_resume(self, handler: Callable[[], Any]) -> None:
+        """Set the handler that lets the paused voice go on; it may be async."""
+        self._on_resume = handler
+
     def on_approval(self, handler: ApprovalHandler) -> None:
         """Replace the handler of approval requests; later connections name the capability ``approval``."""
         self._approvals.handler = handler
@@ -377,6 +403,8 @@ class Client(Connections):
                 self._turns.are_named = "turns" in self.capabilities
                 # A yes by voice counts only for words after the card.
                 self.entries.sort(key=lambda entry: isinstance(entry.event, outbound.ApprovalShown))
+                if not event.resumed or "pause" not in self.capabilities:
+                    self._resume_voice()
                 if not event.resumed:
                     self._turns.end(self._turns.at("recorded", "running", "refused"), "lost")
                     self._approvals.close()
@@ -393,6 +421,11 @@ class Client(Connections):
                     self.spawn(self.retry(event_id))
             case server.ToolCallEvent():
                 self._calls.queue(event)
+                pause = self._calls.pause
+                if pause is not None and pause.is_followed and _is_words_of_person(event):
+                    self._calls.silence()  # they have interrupted the paused speech
+            case server.OutputResume():
+                self._resume_voice()
             case server.ToolCancel(call_id, reason):
                 self._calls.cancel(call_id, reason)
             case server.ApprovalRequest():
@@ -401,6 +434,18 @@ class Client(Connections):
                 self._approvals.resolve(event)
             case server.Diagnostic():
                 log.warning("diagnostic %s: %s", event.code, event.message)
+
+    def _resume_voice(self) -> None:
+        if (pause := self._calls.end_pause()) is not None:
+            self.discard(pause.event_id)
+            self.spawn(self._call_on_resume())
+
+    async def _call_on_resume(self) -> None:
+        try:
+            if inspect.isawaitable(value := self._on_resume()):
+                await value
+        except Exception as error:
+            log.warning("resuming the voice failed: %s", describe_error(error))
 
     async def _work(self) -> None:
         while True:
@@ -426,6 +471,10 @@ class Client(Connections):
                 self.spawn(self._calls.answer(event))
         # After the handlers: a turn ends when its last call has run, not when its ``idle`` is read.
         self._turns.settle(event)
+
+
+def _is_words_of_person(call: server.ToolCallEvent) -> bool:
+    return call.name == "convo.appendMessage" and (arguments_of(call) or {}).get("role") == "user"
 
 
 connect = Client  # ``async with`` or `Client.start` connects it

@@ -116,6 +116,15 @@ class ToolRun:
             self.task.cancel()
 
 
+class Pause:
+    """A pause of the voice, from its event on. ``is_followed``: the person has said something since."""
+
+    def __init__(self, event_id: str) -> None:
+        self.event_id = event_id
+        self.is_followed = False
+        self.over = asyncio.Event()
+
+
 class Calls:
     """The tools and their handlers, the queued and running calls, and the voice. No call runs twice."""
 
@@ -128,9 +137,27 @@ class Calls:
         self._over: dict[str, ToolRun | None] = {}  # calls that must not run, or not again
         self._voice = asyncio.Lock()  # one speech at a time
         self._speech: ToolRun | None = None
+        self.pause: Pause | None = None
+
+    @property
+    def playing(self) -> str | None:
+        """The call of the running speech."""
+        return self._speech.call_id if self._speech is not None else None
+
+    def begin_pause(self, event_id: str) -> None:
+        """Begin no further speech until the pause ends."""
+        self.pause = Pause(event_id)
+
+    def end_pause(self) -> Pause | None:
+        """End the pause, and return it."""
+        pause, self.pause = self.pause, None
+        if pause is not None:
+            pause.over.set()
+        return pause
 
     def silence(self) -> None:
         """Stop the running speech, and skip the queued ones."""
+        self.end_pause()
         self.speeches.clear()
         if self._speech is not None:
             self._speech.cancel("barge_in")
@@ -206,6 +233,8 @@ class Calls:
 
     async def _say(self, run: ToolRun, text: str, lang: str) -> CallEnd:
         async with self._voice:
+            if self.pause is not None:
+                await self.pause.over.wait()
             if self.speak is not None and run.call_id in self.speeches:
                 self._speech = run
                 speak: Callable[..., Awaitable[None]] = self.speak

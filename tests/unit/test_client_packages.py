@@ -23,6 +23,7 @@ NOT_USED = {
     "session.start.githubToken": "the server neither uses nor keeps it",
     "session.start.traceparent": "the libraries do not trace",
     "audio.output.interrupted.speechId": "the server does not read it",
+    "audio.output.resume.speechId": "one speech is played at a time",
     "approval.response.decisions": "the libraries decide one card at a time",
     "agent.completed": "an app with coding agents sends it itself, by send",
     "tool.accepted": "the libraries do not serve the capability async",

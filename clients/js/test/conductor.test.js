@@ -53,6 +53,76 @@ test("sentences are spoken one after the other, beside the rest, until the perso
   await client.close();
 });
 
+/** A voice that plays its first sentence until it is stopped or the test ends it. */
+function lastingVoice() {
+  const voice = { begun: signal(), end: signal(), stopped: signal(), resumed: signal(), spoken: [] };
+  voice.speak = async (text, { signal: stop }) => {
+    voice.spoken.push(text);
+    if (voice.spoken.length > 1) return;
+    stop.addEventListener("abort", voice.stopped.resolve);
+    voice.begun.resolve();
+    await Promise.race([voice.end.promise, voice.stopped.promise]);
+  };
+  return voice;
+}
+
+const TWO = "say The first sentence is here. The second sentence follows it.";
+
+test("a paused voice goes on after a backchannel, and the next sentence waits", async () => {
+  const voice = lastingVoice();
+  const out = [];
+  const onEvent = (direction, { type, payload }) => direction === "out" && out.push([type, payload]);
+  const client = open("js-pause", { speak: voice.speak, onResume: voice.resumed.resolve, onEvent });
+  const turn = client.say(TWO);
+  assert.equal(client.pause(), false, "nothing is spoken yet");
+  await voice.begun.promise;
+  assert.equal(client.pause({ spokenText: "The first" }), true);
+  assert.equal(client.pause({ spokenText: "The first sentence" }), true);
+  const pauses = out.filter(([type]) => type === "audio.output.paused");
+  assert.equal(pauses.length, 1);
+  assert.equal(pauses[0][1].spokenText, "The first");
+  voice.end.resolve();
+  const { reason, text } = await client.say("Mhm.");
+  assert.deepEqual([reason, text], ["resumed", ""]);
+  await voice.resumed.promise;
+  assert.equal((await turn).interrupted, false);
+  assert.equal(voice.spoken.length, 2);
+  await client.close();
+});
+
+test("words that interrupt drop the paused voice and what waits behind it", async () => {
+  const voice = lastingVoice();
+  const client = open("js-pause-cut", { speak: voice.speak, onResume: () => assert.fail("it must not go on") });
+  client.say(TWO);
+  await voice.begun.promise;
+  client.pause({ spokenText: "The first" });
+  const turn = client.say("say Something else.");
+  await voice.stopped.promise;
+  assert.match((await turn).text, /Something else/);
+  assert.equal(voice.spoken.length, 2);
+  assert.match(voice.spoken[1], /Something else/);
+  await client.close();
+});
+
+test("a pause outlasts a lost connection, and goes on after two seconds", async () => {
+  const voice = lastingVoice();
+  let cuts = 0;
+  class Cut extends WebSocket {
+    send(data) {
+      if (data.includes("audio.output.paused") && cuts++ === 0) this.terminate();
+      else super.send(data);
+    }
+  }
+  const client = open("js-pause-cut-off", { speak: voice.speak, onResume: voice.resumed.resolve, WebSocket: Cut });
+  client.say(TWO);
+  await voice.begun.promise;
+  client.pause({ spokenText: "The first" });
+  await voice.resumed.promise;
+  assert.equal(cuts, 2);
+  voice.end.resolve();
+  await client.close();
+});
+
 test("the language of the words, and of the question about them", async () => {
   const heard = [];
   const sent = [];

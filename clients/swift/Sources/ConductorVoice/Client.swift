@@ -4,7 +4,8 @@ import FoundationNetworking
 #endif
 
 private let served = [
-    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway",
+    "diagnostics",
 ]
 private let finalErrors: Set = ["unauthorized", "unsupported_protocol_version", "session_mismatch"]
 // Events that no replay repeats.
@@ -59,6 +60,15 @@ private let noObject = "The arguments are not a JSON object."
         }
     }
 
+    /// A pause of the voice: the id of its event, and whether the person has said something since.
+    @MainActor private final class Pause {
+        let eventId: String
+        let over = Once<Bool>()
+        var followed = false
+
+        init(_ eventId: String) { self.eventId = eventId }
+    }
+
     private final class Question {
         let request: Payload
         var answer: Payload?
@@ -97,7 +107,8 @@ private let noObject = "The arguments are not a JSON object."
     private var voice = Task<Void, Never> {} // with segments speeches wait for each other, and only an `idle` for them
     private var arrivals = 0
     private var silentTo = 0
-    private var speaking: (task: Task<Void, Never>, ended: Once<String?>)?
+    private var speaking: (id: String, task: Task<Void, Never>, ended: Once<String?>)?
+    private var pausing: Pause?
     private var replying = false // a partial or final came since the last message
 
     init(_ options: Options) {
@@ -123,6 +134,7 @@ private let noObject = "The arguments are not a JSON object."
     @discardableResult public func say(_ text: String, lang: String? = nil) -> Task<String, Never> {
         let ended = Once<String>()
         let event = event(transcript, Payload.fields(["text": .string(text), "lang": lang.map(JSON.string)]))
+        pausing?.followed = true
         if closed { ended.settle("closed") } else { turns[event.id] = ended }
         keep(event)
         if let retry {
@@ -139,12 +151,42 @@ private let noObject = "The arguments are not a JSON object."
     /// Send an interim transcript while the person speaks.
     public func hearing(_ text: String) { send("user.audio.transcript.partial", ["text": .string(text)]) }
 
-    /// Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part.
-    public func interrupt(spokenText: String? = nil, playedMs: Int? = nil, reason: String = "user_speech") {
+    /// The person begins to speak over the speech: pause the voice if this returns true, else call `interrupt`. The voice
+    /// goes on at `onResume`, unless its task is cancelled. `spokenText` or `playedMs` is the heard part.
+    @discardableResult public func pause(spokenText: String? = nil, playedMs: Int? = nil) -> Bool {
+        guard let speaking, accepted.contains("pause") else { return false }
+        if pausing != nil { return true }
+        let event = event(paused, .fields([
+            "speechId": .string(speaking.id),
+            "spokenText": spokenText.map(JSON.string),
+            "playedMs": playedMs.map(JSON.integer),
+        ]))
+        pausing = Pause(event.id)
+        keep(event)
+        return true
+    }
+
+    @discardableResult private func endPause() -> Bool {
+        defer { pausing = nil }
+        pausing?.over.settle(true)
+        return pausing != nil
+    }
+
+    private func goOn() {
+        if endPause() { options.onResume() }
+    }
+
+    private func silence() {
+        endPause()
         silentTo = arrivals
-        // The voice stops at once; its result follows in a later task, after the interruption.
         speaking?.ended.settle(nil)
         speaking?.task.cancel()
+    }
+
+    /// Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part.
+    public func interrupt(spokenText: String? = nil, playedMs: Int? = nil, reason: String = "user_speech") {
+        // The voice stops at once; its result follows in a later task, after the interruption.
+        silence()
         keep(event(interrupted, .fields([
             "reason": .string(reason),
             "spokenText": spokenText.map(JSON.string),
@@ -286,6 +328,7 @@ private let noObject = "The arguments are not a JSON object."
         outgoing = nil
         live = false
         inbox.continuation.finish()
+        endPause()
         speaking?.ended.settle(nil)
         speaking?.task.cancel()
         for run in runs.values {
@@ -306,7 +349,7 @@ private let noObject = "The arguments are not a JSON object."
     }
 
     private func begin() {
-        outbox.expire()
+        outbox.expire(pauseId: pausing?.eventId)
         var start = Payload.fields([
             "sessionId": .string(sessionId),
             "locale": options.locale.map(JSON.string),
@@ -350,6 +393,7 @@ private let noObject = "The arguments are not a JSON object."
         accepted = Set(payload.texts("capabilities"))
         if payload["resumed"] != true {
             outbox.expire(gone: true)
+            goOn()
             for id in turns.keys where outbox.find(id) == nil { turnEnded(id, "lost") }
             for id in questions.ids { questions[id].map(settle) }
         }
@@ -423,7 +467,11 @@ private let noObject = "The arguments are not a JSON object."
         case "session.started": if !live { welcome(payload) }
         case "event.ack": outbox.acknowledged(payload.texts("eventIds"))
         case "error": failed(payload)
-        case "tool.call": if isOurs(payload), calls[callId] == nil { calls[callId] = .queued }
+        case "tool.call":
+            if isOurs(payload), calls[callId] == nil { calls[callId] = .queued }
+            // The person's words are taken: they have interrupted the paused speech.
+            if pausing?.followed == true, isWordsOfPerson(payload) { silence() }
+        case "audio.output.resume": goOn()
         case "tool.cancel":
             switch calls[callId] {
             case .begun: runs[callId]?.cancel()
@@ -437,6 +485,11 @@ private let noObject = "The arguments are not a JSON object."
         case "turn.hint": if payload["complete"] == .bool(false) { options.onUnfinished?() }
         default: break
         }
+    }
+
+    private func isWordsOfPerson(_ payload: Payload) -> Bool {
+        guard payload.text("name") == "convo.appendMessage" else { return false }
+        return (try? JSON(parsing: payload.text("arguments")))?.object?.text("role") == "user"
     }
 
     private func failed(_ payload: Payload) {
@@ -507,7 +560,7 @@ private let noObject = "The arguments are not a JSON object."
         if arguments?.text("state") == "idle" { await voice.value }
         var failure: String?
         if let arguments {
-            failure = name == "tts.speak" ? await speak(arguments, number) : await draw(name, arguments, callId)
+            failure = name == "tts.speak" ? await speak(arguments, number, callId) : await draw(name, arguments, callId)
         } else {
             failure = noObject
         }
@@ -532,8 +585,9 @@ private let noObject = "The arguments are not a JSON object."
         }
     }
 
-    private func speak(_ arguments: Payload, _ number: Int) async -> String? {
-        if number <= silentTo { return nil }
+    private func speak(_ arguments: Payload, _ number: Int, _ callId: String) async -> String? {
+        _ = await pausing?.over.wait() // the speech before it ended while it was paused
+        if number <= silentTo || closed { return nil }
         let speech = Utterance(
             text: arguments.text("text"), lang: arguments["lang"]?.text, speechId: arguments["speechId"]?.text,
             segment: arguments["segment"]?.integer, last: arguments["last"] == true)
@@ -547,7 +601,7 @@ private let noObject = "The arguments are not a JSON object."
                 ended.settle(words(error))
             }
         }
-        speaking = (task, ended)
+        speaking = (speech.speechId ?? callId, task, ended)
         let failure = await ended.wait()
         speaking = nil
         return failure

@@ -49,6 +49,8 @@ public struct Options {
     public var holdUnfinishedMs: Int?
     /// Say a text and return at its end; the task is cancelled to stop it.
     public var speak: @MainActor (Utterance) async throws -> Void = { _ in }
+    /// Let the paused voice go on where it was: the person has not interrupted it.
+    public var onResume: @MainActor () -> Void = {}
     /// Names of protocol extensions; default: all that the library serves.
     public var capabilities: [String]?
     public var firstPause = 0.5

@@ -2,6 +2,7 @@ import Foundation
 
 let transcript = "user.audio.transcript.final"
 let interrupted = "audio.output.interrupted"
+let paused = "audio.output.paused"
 let maxResumed = 256
 private let kept = 128
 private let unsentTranscripts = 8
@@ -47,10 +48,12 @@ private let interruptionAge = 10.0 // the server repeats no older speech
         entries.removeAll { $0.event.type == "tool.result" && callIds.contains($0.event.payload.text("callId")) }
     }
 
-    /// Drop events that are too old to be sent again, and after the loss of a session all but transcripts.
-    func expire(gone: Bool = false) {
+    /// Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all
+    /// but transcripts.
+    func expire(gone: Bool = false, pauseId: String? = nil) {
         giveUp { entry in
             if entry.isTranscript { return entry.age >= transcriptAge }
+            if entry.event.type == paused { return gone || entry.event.id != pauseId }
             return gone || (entry.event.type == interrupted && entry.age >= interruptionAge)
         }
     }

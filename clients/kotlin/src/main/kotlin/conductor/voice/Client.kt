@@ -10,7 +10,8 @@ import kotlinx.serialization.json.*
 import okhttp3.*
 
 private val SERVED = listOf(
-    "resume", "tools", "cancel", "lease", "late", "activity", "segments", "turns", "metrics", "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway",
+    "diagnostics",
 )
 private val FINAL_ERRORS = setOf("unauthorized", "unsupported_protocol_version", "session_mismatch")
 // Events that no replay repeats.
@@ -61,6 +62,12 @@ class Client internal constructor(private val options: Options) {
         }
     }
 
+    /** A pause of the voice: the id of its event, and whether the person has said something since. */
+    private class Pause(val eventId: String) {
+        val over = CompletableDeferred<Unit>()
+        var followed = false
+    }
+
     private class Question(var request: JsonObject) {
         var answer: JsonObject? = null
         var answerId: String? = null
@@ -106,7 +113,8 @@ class Client internal constructor(private val options: Options) {
     private var voice: Job = Job().apply { complete() }
     private var arrivals = 0
     private var silentTo = 0
-    private var speaking: Pair<Job, CompletableDeferred<Unit>>? = null
+    private var speaking: Triple<String, Job, CompletableDeferred<Unit>>? = null // its id, and its work and end
+    private var pausing: Pause? = null
     private var replying = false // a partial or final came since the last message
 
     init {
@@ -123,6 +131,7 @@ class Client internal constructor(private val options: Options) {
         val ended = CompletableDeferred<String>()
         post {
             val event = event(TRANSCRIPT, fields("text" to text, "lang" to lang))
+            pausing?.followed = true
             if (closed) ended.complete("closed") else turns[event.id] = ended
             keep(event)
             retry?.let {
@@ -140,15 +149,50 @@ class Client internal constructor(private val options: Options) {
     /** Send an interim transcript while the person speaks. */
     fun hearing(text: String) = send("user.audio.transcript.partial", fields("text" to text))
 
-    /** Barge in: stop the speech, queued speeches and the turn. [spokenText] or [playedMs] is the heard part. */
-    fun interrupt(spokenText: String? = null, playedMs: Long? = null, reason: String = "user_speech") = post {
+    /**
+     * The person begins to speak over the speech: pause the voice if the value is true, else call [interrupt]. The voice
+     * goes on at `onResume`, unless it is cancelled. [spokenText] or [playedMs] is the heard part.
+     */
+    fun pause(spokenText: String? = null, playedMs: Long? = null): Deferred<Boolean> {
+        val taken = CompletableDeferred<Boolean>()
+        post {
+            val speech = speaking?.first?.takeIf { "pause" in accepted && !closed }
+            if (speech != null && pausing == null) {
+                val event = event(
+                    PAUSED, fields("speechId" to speech, "spokenText" to spokenText, "playedMs" to playedMs))
+                pausing = Pause(event.id)
+                keep(event)
+            }
+            taken.complete(speech != null)
+        }
+        return taken
+    }
+
+    private fun endPause(): Boolean {
+        val ended = pausing
+        pausing = null
+        ended?.over?.complete(Unit)
+        return ended != null
+    }
+
+    private fun goOn() {
+        if (endPause()) tell { options.onResume() }
+    }
+
+    private fun silence() {
         silentTo = arrivals
-        // Before the speech ends, whose result would say that it was heard.
-        keep(event(INTERRUPTED, fields("reason" to reason, "spokenText" to spokenText, "playedMs" to playedMs)))
-        speaking?.let { (job, ended) ->
+        endPause()
+        speaking?.let { (_, job, ended) ->
             ended.complete(Unit)
             job.cancel()
         }
+    }
+
+    /** Barge in: stop the speech, queued speeches and the turn. [spokenText] or [playedMs] is the heard part. */
+    fun interrupt(spokenText: String? = null, playedMs: Long? = null, reason: String = "user_speech") = post {
+        // Before the speech ends, whose result would say that it was heard.
+        keep(event(INTERRUPTED, fields("reason" to reason, "spokenText" to spokenText, "playedMs" to playedMs)))
+        silence()
     }
 
     /** Stop the running turn, but not the speech. */
@@ -280,7 +324,7 @@ class Client internal constructor(private val options: Options) {
     }
 
     private fun begin() {
-        outbox.expire()
+        outbox.expire(pauseId = pausing?.eventId)
         val start = fields(
             "sessionId" to sessionId,
             "locale" to options.locale,
@@ -317,6 +361,7 @@ class Client internal constructor(private val options: Options) {
         accepted = payload.texts("capabilities").toSet()
         if (!payload.flag("resumed")) {
             outbox.expire(gone = true)
+            goOn()
             turns.keys.filter { outbox.find(it) == null }.forEach { turnEnded(it, "lost") }
             questions.values.forEach(::settle)
         }
@@ -388,7 +433,12 @@ class Client internal constructor(private val options: Options) {
             "session.started" -> if (!live) welcome(payload)
             "event.ack" -> outbox.acknowledged(payload.texts("eventIds"))
             "error" -> failed(payload)
-            "tool.call" -> if (isOurs(payload) && callId !in calls) calls[callId] = Stage.QUEUED
+            "tool.call" -> {
+                if (isOurs(payload) && callId !in calls) calls[callId] = Stage.QUEUED
+                // The person's words are taken: they have interrupted the paused speech.
+                if (pausing?.followed == true && isWordsOfPerson(payload)) silence()
+            }
+            "audio.output.resume" -> goOn()
             "tool.cancel" -> when (calls[callId]) {
                 Stage.BEGUN -> runs[callId]?.cancel()
                 Stage.QUEUED -> cancelled(callId, "none")
@@ -401,6 +451,9 @@ class Client internal constructor(private val options: Options) {
             "turn.hint" -> if (payload["complete"] == JsonPrimitive(false)) tell { options.onUnfinished?.invoke() }
         }
     }
+
+    private fun isWordsOfPerson(payload: JsonObject) = payload.text("name") == "convo.appendMessage" &&
+        parsed(payload.text("arguments"))?.text("role") == "user"
 
     private fun failed(payload: JsonObject) {
         val error = serverError(payload)
@@ -461,7 +514,7 @@ class Client internal constructor(private val options: Options) {
         if (arguments?.text("state") == "idle") voice.join()
         val answer = try {
             requireNotNull(arguments) { NO_OBJECT }
-            if (name == "tts.speak") speak(arguments, number) else draw(name, arguments, callId)
+            if (name == "tts.speak") speak(arguments, number, callId) else draw(name, arguments, callId)
             result(callId, if (name == "tts.speak") """{"spoken":true}""" else """{"ok":true}""", null)
         } catch (error: Exception) {
             currentCoroutineContext().ensureActive() // a handler's own time limit is no cancellation
@@ -483,7 +536,8 @@ class Client internal constructor(private val options: Options) {
         handlers[name]?.run(arguments, ToolRun(callId, name) { _, _ -> })
     }
 
-    private suspend fun speak(arguments: JsonObject, number: Int) {
+    private suspend fun speak(arguments: JsonObject, number: Int, callId: String) {
+        pausing?.over?.await() // the speech before it ended while it was paused
         if (number <= silentTo) return
         val text = arguments.text("text").orEmpty()
         val speech = Speech(
@@ -499,7 +553,7 @@ class Client internal constructor(private val options: Options) {
                 ended.completeExceptionally(IllegalStateException(error.message))
             }
         }
-        speaking = job to ended
+        speaking = Triple(speech.speechId ?: callId, job, ended)
         try {
             ended.await()
         } finally {

@@ -60,6 +60,8 @@ class Options(
     val holdUnfinishedMs: Int? = null,
     /** Say a text and return at its end; it is cancelled to stop it. */
     val speak: suspend (Speech) -> Unit = {},
+    /** Let the paused voice go on where it was: the person has not interrupted it. */
+    val onResume: () -> Unit = {},
     /** Names of protocol extensions; default: all that the library serves. */
     val capabilities: List<String>? = null,
     val firstPauseMs: Long = 500,

@@ -12,6 +12,7 @@ class Event(val frame: JsonObject) {
 internal const val TRANSCRIPT = "user.audio.transcript.final"
 internal const val MAX_RESUMED = 256
 internal const val INTERRUPTED = "audio.output.interrupted"
+internal const val PAUSED = "audio.output.paused"
 private const val KEPT = 128
 private const val UNSENT_TRANSCRIPTS = 8
 private const val TRANSCRIPT_MS = 60_000 // the person has moved on: an older transcript is not sent again
@@ -72,10 +73,17 @@ internal class Outbox(private val unsent: (Entry) -> Unit) {
         entries = entries.filter { it.event.type != "tool.result" || it.event.payload.text("callId") !in callIds }
     }
 
-    /** Drop events that are too old to be sent again, and after the loss of a session all but transcripts. */
-    fun expire(gone: Boolean = false) = giveUp {
+    /**
+     * Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all but
+     * transcripts.
+     */
+    fun expire(gone: Boolean = false, pauseId: String? = null) = giveUp {
         val age = System.currentTimeMillis() - it.at
-        if (it.transcript) age >= TRANSCRIPT_MS else gone || (it.event.type == INTERRUPTED && age >= INTERRUPTION_MS)
+        when (it.event.type) {
+            TRANSCRIPT -> age >= TRANSCRIPT_MS
+            PAUSED -> gone || it.event.id != pauseId
+            else -> gone || (it.event.type == INTERRUPTED && age >= INTERRUPTION_MS)
+        }
     }
 
     fun giveUp(which: (Entry) -> Boolean) {
