@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def standard_tools(
     The file tools need ``file_roots``, the notes ``notes_dir`` and the knowledge base its index, and all of
     them a system that can open files without following links. ``web_search`` is the search engine.
     """
-    tools: list[Callable[..., Any]] = [clock(), calculator, add_task, list_tasks, update_task]
-    tools += [scheduler(), list_scheduled_tasks, cancel_scheduled_task]
+    tools: list[Callable[..., Any]] = []
     if file_roots and SUPPORTED:
         files = Files(Roots(file_roots))
         tools += [tree_lister(files), file_search(files), file_reader(files)]
@@ -52,9 +52,18 @@ def standard_tools(
         tools.append(web_reader())
     if web_search is not None:
         tools.append(search_engine(web_search))
-    return tuple(builtin_tool(function) for function in tools)
+    return (*_tools_without_settings(), *map(builtin_tool, tools))
 
 
+@cache
+def _tools_without_settings() -> tuple[PythonTool, ...]:
+    """Make the tools that every server has, once a process: a definition takes a millisecond."""
+    tools: list[Callable[..., Any]] = [clock(), calculator, add_task, list_tasks, update_task]
+    tools += [scheduler(), list_scheduled_tasks, cancel_scheduled_task]
+    return tuple(map(builtin_tool, tools))
+
+
+@cache
 def builtin_specs() -> tuple[ToolSpec, ...]:
     """List the definitions of all standard tools, including the ones that the settings disable."""
     top = Path("/")
