@@ -75,11 +75,7 @@ def _values(value: Any) -> Iterator[str]:
 
 def _names(content: str) -> Iterator[str]:
     """List the names in a result: values that are called so, or written so, or names in its sentences."""
-    try:
-        value = msgspec.json.decode(content)
-    except (msgspec.DecodeError, RecursionError, UnicodeError):
-        value = content
-    for key, text in islice(_leaves(value), MAX_VALUES):
+    for key, text in islice(_leaves(content), MAX_VALUES):
         if _is_spoken(text) and (_NAMED.search(key) or text.istitle()):
             yield text
         elif " " in text:
@@ -91,6 +87,8 @@ def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, st
     if depth > MAX_DEPTH:
         return
     match value:
+        case str() if value[:1] in ("{", "[", '"') and (inner := _decoded(value)) is not None:
+            yield from _leaves(inner, key, depth + 1)
         case str():
             yield key, value
         case Mapping():
@@ -99,6 +97,14 @@ def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, st
         case list():
             for part in value:
                 yield from _leaves(part, key, depth + 1)
+
+
+def _decoded(text: str) -> Any:
+    """Read a text that is JSON, as the result of a device is within its own; None if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
 
 
 def _is_spoken(text: str) -> bool:
