@@ -23,6 +23,8 @@ from conductor.rehearse.script import MOMENTS, Answers, Decision, Moment, Person
 
 # Seconds to read a card; the server ignores a yes within the first 0.15 s.
 READS_S = 0.4
+# Seconds between the halves of a sentence, and milliseconds that the server is asked to wait.
+BREATH_S, HOLD_MS = 0.4, 10_000
 # Longest duration of a cut, in seconds: the server continues without the app.
 AWAY_S = 0.1
 
@@ -119,11 +121,13 @@ class Player:
             tools=[tool.declaration for tool in rehearsal.tools],
             handlers={tool.name: self._handler(tool) for tool in rehearsal.tools},
             speak=self._speak,
+            hold_unfinished_ms=HOLD_MS if any(step.rest for step in rehearsal.steps) else None,
             on_approval=self._decide if rehearsal.cards else None,
             reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
         self._client.on(server.ToolActivity, self._record_activity)
         self._client.on(server.ToolCallEvent, self._count_speech)
+        self._client.on(server.ToolCallEvent, self._hear_half)
         self._client.on(server.SpeechPartial, lambda _: self._reach("answer"))
         self._client.on(server.ApprovalResolved, lambda event: self._scene.approvals.append(event.outcome))
         self._client.on(server.ErrorEvent, lambda event: self._scene.errors.append(event.code))
@@ -173,6 +177,9 @@ class Player:
             async with asyncio.timeout(limit_s):
                 scene.turns.append(await self._client.say(scene.step.say))
                 self._reach("transcript")
+                if scene.step.rest is not None:
+                    await asyncio.sleep(BREATH_S)
+                    scene.turns.append(await self._client.say(scene.step.rest))
                 for turn in scene.turns:  # it grows with answers by voice
                     await turn.wait(limit_s)
                 await self._silent.wait()
@@ -245,6 +252,13 @@ class Player:
     def _count_speech(self, call: server.ToolCallEvent) -> None:
         if call.name == SPEAK and not self._scene.was_interrupted:
             self._set_waiting_speeches(self._waiting_speeches + 1)
+
+    def _hear_half(self, call: server.ToolCallEvent) -> None:
+        step = self._scene.step
+        if call.name == "convo.appendMessage" and step.rest is not None:
+            message = msgspec.json.decode(call.arguments)
+            if message["role"] == "user" and message["text"] == step.say:
+                self._scene.problems.append("the server did not wait for the rest")
 
     def _set_waiting_speeches(self, number: int) -> None:
         self._waiting_speeches = max(0, number)

@@ -244,9 +244,13 @@ class StepLimits(_Part):
 
 
 class Step(_Part):
-    """The person's words, actions and expectations. ``cut`` is the moment to cut the socket."""
+    """The person's words, actions and expectations. ``cut`` is the moment to cut the socket.
+
+    ``rest`` is the other half of the sentence, which follows after a pause.
+    """
 
     say: str
+    rest: str | None = None
     approve: tuple[Decision, ...] = ()
     interrupt: Interruption | None = None
     cut: Literal[Moment, "random"] | None = None

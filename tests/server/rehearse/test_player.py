@@ -206,3 +206,20 @@ def test_arguments_match_by_their_parts() -> None:
     assert not holds({"a": {"b": 1}}, {"a": {"b": 2}})
     assert not holds({"a": 1}, {"a": {"b": 1}})
     assert not holds({"d": [1, 2]}, {"d": [1]})
+
+
+def test_the_halves_of_a_sentence_are_one_message(rehearse: Rehearse) -> None:
+    step = """
+steps:
+  - say: Turn on the light in the
+    rest: kitchen.
+    cut: transcript
+    expect: {called: [{tool: lamp.switch, times: 1}], said: it stays on, state: idle}
+"""
+    code, out, err = rehearse(LAMP + step)
+    assert (code, err) == (0, ""), out
+
+
+def test_a_whole_sentence_does_not_wait_for_a_rest(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(NINE + "steps: [{say: Go on., rest: Now., expect: {said: Once}}]")
+    assert code == 1 and "the server did not wait for the rest" in out
