@@ -23,7 +23,7 @@ import { waterfall } from "./waterfall.js";
 import { who } from "./who.js";
 
 const CAPABILITIES = [
-  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "segments", "metrics", "turns", "inspect", "goaway", "diagnostics",
+  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "pause", "segments", "metrics", "turns", "inspect", "goaway", "diagnostics",
 ];
 
 const read = recordReader({ session: () => recall("session"), token: () => known });
@@ -71,12 +71,15 @@ let failures = 0; // to connect, in a row
 let known; // the token
 
 async function say(text) {
-  if (state.running) stop();
-  log.said(text, !state.connected);
-  state.set({ name: "thinking" });
+  // Words over a paused voice are drawn once the server has taken them: it may have been a mere "mhm".
+  if (!speech.paused) {
+    if (state.running) stop();
+    log.said(text, !state.connected);
+    state.set({ name: "thinking" });
+  }
   const before = log.answers;
   const turn = await client.say(text);
-  const silent = turn.ending === "idle" && !turn.interrupted && !turn.errors.length && log.answers === before;
+  const silent = turn.ending === "idle" && turn.reason !== "resumed" && !turn.interrupted && !turn.errors.length && log.answers === before;
   if (silent) log.notice("The turn ended without an answer. Say it again, or look for the reason in Inspect.");
   if (turn.ending !== "lost") return;
   log.notice("The server did not take this. Say it again.");
@@ -93,16 +96,30 @@ function stop() {
   state.set({ name: "idle" });
 }
 
+/** The person speaks over the voice, or it hears itself; returns whether it does. */
+function overheard(text) {
+  if (!speech.speaking || speech.paused) return false;
+  if (isEcho(text, speech.text)) return true;
+  if (client.pause({ spokenText: speech.heard })) speech.pause();
+  else stop();
+  return false;
+}
+
+function goOn() {
+  speech.goOn();
+  log.heard();
+  state.set({ name: "speaking", hearing: false });
+}
+
 function hear(text) {
-  if (speech.speaking && isEcho(text, speech.text)) return;
-  if (speech.speaking) stop();
+  if (overheard(text)) return;
   state.set({ hearing: true });
   client.hearing(text);
   log.hearing(text);
 }
 
 function heard(text) {
-  if (speech.speaking && isEcho(text, speech.text)) return;
+  if (overheard(text)) return;
   state.set({ hearing: false });
   log.heard();
   say(text);
@@ -197,6 +214,7 @@ function open() {
     WebSocket: FaultySocket,
     storage: { load: (id) => recall(`client.${id}`), save: (id, known) => keep(`client.${id}`, known) },
     speak: speech.speak,
+    onResume: goOn,
   });
 }
 

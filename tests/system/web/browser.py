@@ -41,6 +41,7 @@ class Recognition extends EventTarget {
 }
 window.SpeechRecognition = window.webkitSpeechRecognition = Recognition;
 window.spoken = [];
+window.pauses = [];
 Object.defineProperty(window, "speechSynthesis", { value: {
   speak(utterance) {
     spoken.push(utterance.text);
@@ -48,6 +49,8 @@ Object.defineProperty(window, "speechSynthesis", { value: {
     this.current = utterance;
   },
   cancel() { this.current?.dispatchEvent(new Event("end")); },
+  pause() { pauses.push("pause"); this.pausing?.(this.current); },
+  resume() { pauses.push("resume"); },
   getVoices() { return []; },
 } });
 window.SpeechSynthesisUtterance = class extends EventTarget {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -267,7 +269,9 @@ async def tap(user: PageUser) -> None:
     await user.page.locator("#microphone").evaluate("(button) => button.click()")
 
 
-async def test_speech_input_interrupts_the_voice(browser: Any, address: str) -> None:
+@asynccontextmanager
+async def hearing_a_voice(browser: Any, address: str) -> AsyncIterator[PageUser]:
+    """Open the page hands-free, and let it say good morning."""
     async with visiting(browser) as user:
         await user.page.add_init_script(MEDIA)
         await user.open(address)
@@ -279,17 +283,70 @@ async def test_speech_input_interrupts_the_voice(browser: Any, address: str) -> 
         await user.page.evaluate("recognitions[0].hear('say good morning to all of you', true)")
         await user.state("speaking")
         assert await user.page.evaluate("spoken") == ["good morning to all of you"]
+        yield user
+
+
+# How a browser pauses: it does, it ends the speech, or it goes on.
+WAYS = {
+    "pauses": ("", ["good morning to all of you"]),
+    "ends": (
+        "speechSynthesis.pausing = (speech) => speech.dispatchEvent(new Event('end'))",
+        ["good morning to all of you", "ing to all of you"],
+    ),
+    "goes on": (
+        "speechSynthesis.pausing = (speech) => setTimeout(() =>"
+        " speech.dispatchEvent(Object.assign(new Event('boundary'), { charIndex: 13 })))",
+        ["good morning to all of you", "ing to all of you"],
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_mere_mhm_pauses_the_voice_and_lets_it_go_on(browser: Any, address: str, way: str) -> None:
+    script, spoken = WAYS[way]
+    async with hearing_a_voice(browser, address) as user:
+        await user.page.evaluate(f"{script or 0}; 0")
+        await user.page.evaluate("recognitions[0].hear('mm', false)")
+        await user.state("listening")
+        await user.page.evaluate("recognitions[0].hear('mhm', true)")
+        await user.state("speaking")
+        assert await user.page.evaluate("pauses") == ["pause", "resume"]
+        assert await user.page.evaluate("spoken") == spoken
+        assert (await user.outgoing("audio.output.paused"))[0]["spokenText"] == "good morn"
+        assert await user.page.locator(".message").all_inner_texts() == [
+            "say good morning to all of you",
+            "good morning to all of you",
+        ]
+        await user.page.evaluate("speechSynthesis.cancel()")
+        await user.state("listening")
+
+
+async def test_words_over_a_paused_voice_stop_it(browser: Any, address: str) -> None:
+    async with hearing_a_voice(browser, address) as user:
+        await user.page.evaluate("recognitions[0].hear('say something', false)")
+        await user.state("listening")
+        # These are words of its own speech, but the voice is silent.
+        await user.page.evaluate("recognitions[0].hear('say good morning to all', true)")
+        await user.page.locator(".message.assistant").nth(1).wait_for()
+        await user.state("speaking")
+        assert await user.page.evaluate("spoken") == ["good morning to all of you", "good morning to all"]
+        assert await user.page.evaluate("pauses") == ["pause", "resume"]
+        assert await user.outgoing("audio.output.interrupted") == []
+
+
+async def test_speech_input_pauses_the_voice_and_a_tap_interrupts_it(browser: Any, address: str) -> None:
+    async with hearing_a_voice(browser, address) as user:
         # Its own voice comes back by the microphone, and does not count.
         await user.page.evaluate("recognitions[0].hear('good morning', false)")
         await user.state("speaking")
         await user.page.evaluate("recognitions[0].hear('stop please', false)")
         await user.state("listening")
-        assert (await user.outgoing("audio.output.interrupted"))[0]["spokenText"] == "good morn"
+        assert (await user.outgoing("audio.output.paused"))[0]["spokenText"] == "good morn"
         await user.page.evaluate("recognitions[0].hear('say bye', true)")
         await user.state("speaking")
         await tap(user)  # interrupts, and goes on listening
         await user.state("listening")
-        assert len(await user.outgoing("audio.output.interrupted")) == 2
+        assert len(await user.outgoing("audio.output.interrupted")) == 1
         await tap(user)
         await user.state("idle")
         assert await user.page.get_attribute("#microphone", "aria-pressed") == "false"
