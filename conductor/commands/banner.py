@@ -147,8 +147,11 @@ def private_address(address: str) -> str:
 
 
 def qr_code(text: str) -> str:
-    """Draw a QR code for a terminal."""
-    import segno
+    """Draw a QR code for a terminal, or name the package that is missing for it."""
+    try:
+        import segno
+    except ImportError:
+        return "For a QR code here: pip install 'conductor-voice[terminal]'\n"
 
     out = io.StringIO()
     segno.make(text, error="l").terminal(out, border=2, compact=True)

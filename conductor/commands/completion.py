@@ -13,5 +13,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         import shtab
     except ImportError:
-        raise SettingsError("completion needs the package shtab: pip install shtab.") from None
+        raise SettingsError(
+            "completion needs the package shtab: pip install 'conductor-voice[terminal]'."
+        ) from None
     write(shtab.complete(options.parser, shell=options.shell).rstrip())

@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from typing import Any, Literal, TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from conductor.errors import SettingsError
 
@@ -48,26 +45,66 @@ def write_table(
     """Write a table, or with ``json`` a list of objects with the headings as names.
 
     Columns named in ``numbers`` are aligned right.
-    On a terminal the last column and the columns named in ``texts`` wrap; otherwise each row is one complete
-    line. Cells may come from clients, so control characters are escaped.
+    On a terminal the last column and the columns named in ``texts`` wrap, with the extra ``terminal``;
+    otherwise each row is one complete line. Cells may come from clients, so control characters are escaped.
     """
     if json:
         write_json([dict(zip(headings, row, strict=True)) for row in rows])
         return
+    cells = [[escape(str(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty() and has_terminal_extra():
+        write(*_wrapped(headings, cells, numbers, {headings[-1], *texts}))
+        return
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    for row in ([*headings], *cells):
+        aligned = [
+            cell.rjust(width) if heading in numbers else cell.ljust(width)
+            for heading, cell, width in zip(headings, row, widths, strict=True)
+        ]
+        write("  ".join(aligned).rstrip())
+
+
+def _wrapped(
+    headings: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    numbers: Collection[str],
+    wrapping: Collection[str],
+) -> Iterator[str]:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     for heading in headings:
         # Names stay whole, so that people can copy them.
         justify: Literal["left", "right"] = "right" if heading in numbers else "left"
-        table.add_column(heading, justify=justify, no_wrap=heading not in {headings[-1], *texts})
-    for row in rows:
-        table.add_row(*(Text(escape(str(cell))) for cell in row))  # strings would be parsed as markup
-    is_terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, color_system="auto" if is_terminal else None)
+        table.add_column(heading, justify=justify, no_wrap=heading not in wrapping)
+    for row in cells:
+        table.add_row(*map(Text, row))  # strings would be parsed as markup
+    console = Console(file=sys.stdout)
     widths = console.measure(table, options=console.options.update(max_width=1_000_000))
-    console.width = max(console.width, widths.minimum) if is_terminal else widths.maximum
+    console.width = max(console.width, widths.minimum)
     with console.capture() as capture:  # rich would end the process at a closed pipe
         console.print(table)
-    write(*(line.rstrip() for line in capture.get().splitlines()))
+    return (line.rstrip() for line in capture.get().splitlines())
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show one line that changes, on the standard error if it is a terminal; a pipe gets only the result."""
+    if not (sys.stderr.isatty() and has_terminal_extra()):
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(text))
+
+
+def has_terminal_extra() -> bool:
+    """Return whether ``rich`` is installed, of the extra ``terminal``; without it nothing wraps or moves."""
+    return find_spec("rich") is not None
 
 
 def escape(text: str, keep: str = "") -> str:

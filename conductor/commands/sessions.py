@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from rich import filesize
 
 from conductor.commands.output import as_json, confirm, private_file, write, write_json, write_table
 from conductor.conversation.replay import Moment, moments, plain_state
@@ -234,7 +233,7 @@ def _document(key: SessionKey, stored: Stored) -> dict[str, Any]:
 
 
 def _row(info: dict[str, Any]) -> tuple[object, ...]:
-    size = filesize.decimal(info["size"])
+    size = f"{info['size'] / 1000:,.1f} kB"
     updated = time.strftime("%Y-%m-%d %H:%M", time.localtime(info["updated"]))
     if info["kind"] != "conversation":  # it has no messages and no owner
         return info["subject"], f"{info['session_id']} ({info['kind']})", updated, "-", "-", "-", size, "-"

@@ -14,12 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from conductor.app import make_services, running
 from conductor.client.connection import ClientError
-from conductor.commands.output import private_file, write
+from conductor.commands.output import private_file, progress, write
 from conductor.errors import SettingsError
 from conductor.models.metrics import ModelMetrics
 from conductor.rehearse.ledger import outcome
@@ -41,10 +38,9 @@ def run(options: argparse.Namespace) -> int:
     if options.runs < 1 or not 0 <= options.threshold <= 1:
         raise SettingsError("--runs must be at least 1, and --threshold from 0 to 1.")
     rehearsals = [(path, load(path)) for path in options.files]
-    # On stderr, so that a pipe receives only the table.
-    with Console(stderr=True).status("") as status:
+    with progress() as show:
         performances = [
-            asyncio.run(_play(path, rehearsal, seed, options, lambda text: status.update(Text(text))))
+            asyncio.run(_play(path, rehearsal, seed, options, show))
             for path, rehearsal in rehearsals
             for seed in range(options.seed, options.seed + options.runs)
         ]

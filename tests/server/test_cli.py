@@ -295,6 +295,25 @@ def test_help_is_a_command_and_completion_knows_every_command(
     assert code == 0 and all(name.split()[-1] in out for name in COMMANDS)
 
 
+def test_completion_without_its_package_names_the_extra(
+    conductor: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    message = "conductor: completion needs the package shtab: pip install 'conductor-voice[terminal]'.\n"
+    assert conductor("completion", "bash") == (2, "", message)
+
+
+def test_a_key_without_the_sdk_ends_the_start_with_the_command_that_installs_it(
+    conductor: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "anthropic", None)
+    missing = "but its SDK is missing: pip install 'conductor-voice[claude]'.\n"
+    by_key = conductor("serve", ANTHROPIC_API_KEY="sk-ant-a-key")
+    assert by_key == (2, "", f"conductor: ANTHROPIC_API_KEY is set, {missing}")
+    by_token = conductor("serve", ANTHROPIC_AUTH_TOKEN="a-token", MODEL_PROVIDER="anthropic")
+    assert by_token == (2, "", f"conductor: The provider anthropic is selected, {missing}")
+
+
 @pytest.mark.parametrize("command", ["tools list", "policy list", "check --offline"])
 def test_a_list_is_printed_as_json(conductor: Main, command: str) -> None:
     code, out, _ = conductor(*command.split(), "--json")

@@ -139,6 +139,9 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
     check_claude(profile)
     account = _direct(profile) if profile.platform == "anthropic" else _on_platform(profile)
     account = replace(account, headers=profile.own_headers)
+    if find_spec("anthropic") is None:
+        needed = f"{profile.label('api_key')} is set" if profile.key else "The provider anthropic is selected"
+        raise SettingsError(f"{needed}, but its SDK is missing: pip install 'conductor-voice[claude]'.")
     if settings.local_only and account.key is None and not account.needs_none:
         raise SettingsError(f"{profile.label('api_key')} is not set; LOCAL_ONLY allows no other credentials.")
     provider = AnthropicProvider(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def test_a_code_fits_into_a_terminal(host: str) -> None:
     lines = drawing.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 60
     assert "\x1b" not in drawing, "the output may not support colours"
+
+
+def test_without_its_package_a_line_stands_in_place_of_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "segno", None)
+    assert banner.qr_code("ws://x") == "For a QR code here: pip install 'conductor-voice[terminal]'\n"
 
 
 async def test_a_server_for_a_phone_prints_its_address_and_accepts_only_its_token(tmp_path: Path) -> None:

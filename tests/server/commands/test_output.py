@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 
@@ -58,6 +59,14 @@ def test_control_characters_in_cells_are_escaped(terminal: Terminal, piped: bool
     text = "\n".join(lines_of(io.StringIO() if piped else terminal, [(HOSTILE, "1", "[bold]:smile:")]))
     assert "\\u001b[2J\\u009b\\u202e\\n\\r[red]" in text and "[bold]:smile:" in text
     assert re.sub("\x1b\\[[0-9;]*m", "", text).replace("\n", "").isprintable()
+
+
+def test_without_rich_a_terminal_gets_the_plain_lines_of_a_pipe(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich", None)
+    rows = [("a" * 40, "1", "word " * 20)]
+    assert lines_of(terminal, rows) == lines_of(io.StringIO(), rows)
 
 
 def test_control_characters_in_json_are_escaped() -> None:
