@@ -20,8 +20,9 @@ _READS = frozenset("fetch find get give list look read search show tell what whe
 # Between the texts of a sentence with several.
 _BETWEEN = re.compile(r"(?i)\s(?:saying|that says|with|to|about)\s")
 _MARKS = "\"'\u201c\u201d,.!? "
-# What a proposed sentence holds, by the kind of a parameter.
-_SAMPLES = {"string": "named Alpha", "integer": "2", "number": "2", "boolean": "on"}
+# What a proposed sentence holds, by the kind of a parameter: texts stand one after the other.
+_SAMPLES = {"integer": "2", "number": "2", "boolean": "on"}
+_TEXTS = ("named Alpha", "with Beta", "with Gamma", "with Delta")
 
 
 def match_words(text: str, tools: Sequence[ToolDefinition]) -> tuple[str, dict[str, Any]] | None:
@@ -42,14 +43,20 @@ def match_words(text: str, tools: Sequence[ToolDefinition]) -> tuple[str, dict[s
 
 
 def example_of(tool: ToolDefinition) -> str:
-    """Make a sentence that `match_words` understands, without the tool's name; empty if there is none."""
+    """Make a sentence that `match_words` understands, without an identifier; empty if there is none."""
+    is_word = tool.name.isalpha() and tool.name.islower()
     for phrase in _phrases(tool):
+        texts = iter(_TEXTS)
         samples = [
-            str(schema["enum"][0]) if schema.get("enum") else _SAMPLES.get(_kind(schema), "")
+            str(schema["enum"][0])
+            if schema.get("enum")
+            else next(texts, "")
+            if _kind(schema) == "string"
+            else _SAMPLES.get(_kind(schema), "")
             for _, schema in _parameters(tool.input_schema, optional=False)
         ]
         example = " ".join([f"{phrase[:1].lower()}{phrase[1:]}", *samples])
-        if tool.name not in example and match_words(example, [tool]):
+        if (is_word or tool.name not in example) and match_words(example, [tool]):
             return example
     return ""
 

@@ -251,6 +251,24 @@ async def test_a_sentence_of_the_shipped_app_calls_its_tool(
     assert talk.calls == [(name, arguments)]
 
 
+TWO = [
+    (tool("note.write", "Writes a note.", title=TEXT, body=TEXT), {"title": "Alpha", "body": "Beta"}),
+    (tool("light.dim", "Dim a light.", room=TEXT, level={"type": "integer"}), {"room": "Alpha", "level": 2}),
+    (tool("pay", "Pay someone.", to=TEXT, amount={"type": "number"}), {"to": "Alpha", "amount": 2}),
+    (tool("songs.play", "Play a song by an artist.", song=TEXT, by=TEXT), {"song": "Alpha", "by": "Beta"}),
+]
+
+
+@pytest.mark.parametrize(("declared", "arguments"), TWO)
+async def test_a_tool_of_two_arguments_is_proposed_with_words_that_call_it(
+    declared: ToolDefinition, arguments: Mapping[str, Any]
+) -> None:
+    talk = TerminalChat((*TOOLS, declared), **{declared.name.replace(".", "__"): result_is("ok")})
+    example = re.findall("\u201c(.*?)\u201d", await talk.hear("hello"))[0]
+    await talk.hear(example)
+    assert talk.calls == [(declared.name, arguments)]
+
+
 @pytest.mark.parametrize("tools", [(), TOOLS, ANYBODYS, IOS, ANYBODYS[:1], (*TOOLS, *ANYBODYS)])
 async def test_each_example_is_understood_and_none_is_a_tools_name(tools: Sequence[ToolDefinition]) -> None:
     names = [tool.name for tool in tools]
