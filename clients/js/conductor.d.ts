@@ -122,7 +122,10 @@ export interface TurnResult {
   calls: { callId: string; name: string; arguments: string }[];
   errors: { code: string; message: string }[];
   interrupted: boolean;
-  /** `followed`: a later transcript replaced it. `lost`: the server did not take it. `closed`: by `close()`. */
+  /**
+   * `followed`: a later transcript replaced it. `lost`: the server did not take it. `closed`: by `close()`, or by a server
+   * that refuses the page's origin, which `errors` tells.
+   */
   ending: "idle" | "followed" | "lost" | "closed";
   /** The server's reason for the end, from servers with the capability `turns`. */
   reason?: "answered" | "interrupted" | "resumed" | "session_end" | "timed_out" | "failed";

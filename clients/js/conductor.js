@@ -243,8 +243,11 @@ class Turns {
     for (const turn of [...this.#open]) if (turn.stage === "waiting" && !turn.recorded && !has(turn.id)) this.#end(turn, "lost");
   }
 
-  close() {
-    for (const turn of [...this.#open]) this.#end(turn, "closed");
+  close(error) {
+    for (const turn of [...this.#open]) {
+      if (error) turn.result.errors.push(error);
+      this.#end(turn, "closed");
+    }
   }
 
   note({ type, payload }, args) {
@@ -348,6 +351,7 @@ class Client {
   #timers = new Set();
   #watch;
   #closed = false;
+  #refusal; // the error of a page that may not connect
   #loaded = false; // before, a write would replace the saved state
   #known = false; // the server has answered this client, or the one before a reload: its calls are known
   #reported = new Set(); // calls whose results are in the last `session.start`
@@ -398,7 +402,7 @@ class Client {
     const event = this.#event("user.audio.transcript.final", { text: clean(text), lang });
     const turn = this.#turns.add(text, event.id, this.#number);
     if (this.#pause) this.#pause.said = true;
-    if (this.#closed) this.#turns.close();
+    if (this.#closed) this.#turns.close(this.#refusal);
     else this.#keep(event);
     const unsent = this.#outbox.transcripts.filter(({ sentOn }) => !sentOn);
     if (unsent.length > UNSENT_TRANSCRIPTS) this.#outbox.remove([unsent[0].event.id]);
@@ -517,11 +521,28 @@ class Client {
     this.#openedAt = Date.now();
     const socket = (this.#socket = new WebSocket(String(to), protocols));
     const mine = (act) => (event) => socket === this.#socket && act(event);
-    socket.onopen = mine(() => this.#begin());
+    let refused = !this.#known && globalThis.location; // until it opens
+    socket.onopen = mine(() => {
+      refused = false;
+      this.#begin();
+    });
     socket.onmessage = mine(({ data }) => this.#read(data));
-    socket.onclose = mine(({ code, reason }) => this.#lost(code, String(reason ?? "")));
+    socket.onclose = mine(({ code, reason }) => {
+      this.#lost(code, String(reason ?? ""));
+      if (refused) this.#askWhy(to);
+    });
     socket.onerror = () => {}; // a close follows
     this.#later(START_MS, () => socket === this.#socket && !this.#live && this.#drop("The server does not answer."));
+  }
+
+  /** A browser does not tell why it cannot connect: the server tells a page that may not. */
+  async #askWhy({ protocol, host, pathname }) {
+    const answer = await fetch(`${protocol.replace("ws", "http")}//${host}${pathname}`, { credentials: "omit" }).catch(() => {});
+    const message = answer?.status === 403 && (await answer.text().catch(() => "")).trim();
+    if (!message || this.#closed || this.#live) return;
+    this.#refusal = { code: "unauthorized", message };
+    this.#tell("onError", this.#refusal);
+    this.#end(new Error(message), 1006, message);
   }
 
   #drop(reason, retryAfterMs) {
@@ -557,7 +578,7 @@ class Client {
     for (const timer of [...this.#timers]) this.#forget(timer);
     socket?.close(1000);
     this.#answerStarted.reject(error);
-    this.#turns.close();
+    this.#turns.close(this.#refusal);
     this.#endPause();
     this.#speech?.abort.abort("closed");
     for (const run of this.#runs.values()) run.abort.abort("closed");

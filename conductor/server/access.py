@@ -143,6 +143,8 @@ class Access:
                 "or TRUSTED_PROXIES if the proxy authenticates clients."
             )
             return Refusal(http.HTTPStatus.FORBIDDEN, text, "proxy without tokens")
+        if (refusal := self._origin_refusal(headers)) is not None:
+            return refusal
         handshake = Handshake(request.path, headers, peer, address)
         principal = await self.authenticator.authenticate(handshake)
         if principal is None:
@@ -150,15 +152,6 @@ class Access:
         wanted = "program" if request.path.partition("?")[0] == MCP_PATH else "app"
         if principal.role not in (wanted, "any"):
             return Refusal(http.HTTPStatus.FORBIDDEN, _ROLES[wanted], "role")
-        origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
-        # A proxy and this server might each use a different one.
-        if len(origins) > 1 or len(hosts) > 1:
-            text = "The header Origin or Host is repeated."
-            return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")
-        origin, host = next(iter(origins), None), next(iter(hosts), None)
-        if not origin_allowed(origin, host, self._origins, tokens=self.authenticator.required):
-            facts = {"origin": (origin or "")[:200]}
-            return Refusal(http.HTTPStatus.FORBIDDEN, "This origin is not allowed.", "origin", facts)
         end, session, by = principal.expires, principal.session, principal.authenticator
         client = Client(
             principal.id,
@@ -179,6 +172,19 @@ class Access:
             finally:
                 self.leave(client)
         return full or client
+
+    def _origin_refusal(self, headers: Headers) -> Refusal | None:
+        # Before the token: the library of a refused page asks why, without one.
+        origins, hosts = headers.get_all("Origin"), headers.get_all("Host")
+        # A proxy and this server might each use a different one.
+        if len(origins) > 1 or len(hosts) > 1:
+            text = "The header Origin or Host is repeated."
+            return Refusal(http.HTTPStatus.BAD_REQUEST, text, "repeated header")
+        origin, host = next(iter(origins), None), next(iter(hosts), None)
+        if origin_allowed(origin, host, self._origins, tokens=self.authenticator.required):
+            return None
+        text = "This origin is not allowed: the server's ALLOWED_ORIGINS does not have it."
+        return Refusal(http.HTTPStatus.FORBIDDEN, text, "origin", {"origin": (origin or "")[:200]})
 
     def _full(self, client: Client) -> Refusal | None:
         limits = self._limits

@@ -293,7 +293,9 @@ class Listener:
             return text_response(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = await self.access.decide(request, peer)
         if isinstance(decision, Refusal):
-            return text_response(decision.status, f"{decision.text}\n")
+            # A page of another origin may read why, since browsers hide the answer to its WebSocket.
+            readable = {"Access-Control-Allow-Origin": "*"}
+            return text_response(decision.status, f"{decision.text}\n", readable)
         assert isinstance(socket, Socket)
         socket.client = decision
         return None

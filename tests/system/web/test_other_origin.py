@@ -55,7 +55,7 @@ async def test_a_page_of_an_origin_that_is_not_allowed_gets_the_library_alone(br
         async with serving() as address, visiting(browser) as user:
             async with user.page.expect_event("console", lambda line: "403" in line.text):
                 await user.page.goto(f"{origin}/browser.html?server={address.rstrip('/')}")
-            await user.page.wait_for_function("document.title === 'connecting'")
+            await user.page.wait_for_function("document.title === 'closed'")
             server = address.rstrip("/")
             for path, is_readable in (
                 ("/", 0),
@@ -65,6 +65,33 @@ async def test_a_page_of_an_origin_that_is_not_allowed_gets_the_library_alone(br
             ):
                 fetched = f"fetch('{server}{path}').then(() => 1, () => 0)"
                 assert await user.page.evaluate(fetched) == is_readable, path
+            user.problems.clear()  # the browser tells each of these
+
+
+SAY = """async (server) => {
+  const { connect } = await import(`${server}/conductor.js`);
+  const errors = [];
+  const url = `${server.replace("http", "ws")}/ws`;
+  const client = connect({ url, token: "a-token-of-this-test", onError: (error) => errors.push(error) });
+  const [first, second] = [await client.say("hello"), await client.say("and again")];
+  const started = await client.started.catch(({ message }) => message);
+  await client.close();
+  return { errors, started, endings: [first.ending, second.ending], told: [first.errors, second.errors] };
+}"""
+
+
+@pytest.mark.parametrize("token", [None, "a-token-of-this-test"])
+async def test_words_on_a_page_that_may_not_connect_end_with_the_reason(
+    browser: Any, token: str | None
+) -> None:
+    with web_server() as origin:
+        async with serving(token) as address, visiting(browser) as user:
+            await user.page.goto(f"{origin}/")
+            said = await user.page.evaluate(SAY, address.rstrip("/"))
+            message = "This origin is not allowed: the server's ALLOWED_ORIGINS does not have it."
+            error = {"code": "unauthorized", "message": message}
+            assert said["endings"] == ["closed", "closed"] and said["told"] == [[error], [error]]
+            assert (said["errors"], said["started"]) == ([error], message)
             user.problems.clear()  # the browser tells each of these
 
 
