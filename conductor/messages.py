@@ -12,13 +12,33 @@ from typing import TypeAlias
 import msgspec
 
 
-class UserMessage(msgspec.Struct, frozen=True, tag="user"):
+class Image(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An image of a message. Its bytes are beside the log, under its ``id``, until it is ``gone``.
+
+    ``size`` is in bytes, ``width`` and ``height`` are in pixels.
+    """
+
+    id: str
+    media_type: str
+    size: int
+    width: int
+    height: int
+    gone: bool = False
+
+
+class Illustrated(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A message that may have images."""
+
+    images: tuple[Image, ...] = ()
+
+
+class UserMessage(Illustrated, frozen=True, tag="user", omit_defaults=True):
     """A final transcript."""
 
     text: str
 
 
-class Note(msgspec.Struct, frozen=True, tag="note", omit_defaults=True):
+class Note(Illustrated, frozen=True, tag="note", omit_defaults=True):
     """A message of the server to the model: a late result, or the end of an agent.
 
     ``untrusted``: part of it comes from third parties and may contain injected instructions.
@@ -56,7 +76,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaul
     untrusted: bool = False
 
 
-class ToolResult(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
+class ToolResult(Illustrated, frozen=True, tag="result", omit_defaults=True):
     """The result of one call. ``content`` is the text for the model, usually JSON.
 
     ``untrusted``: it comes from third parties and may contain injected instructions.

@@ -27,6 +27,8 @@ from conductor.models.profiles import ModelProfile
 from conductor.server.auth import Authenticator, Handshake, Principal, person_id
 from conductor.settings import Settings, environment_value
 from conductor.stores.base import (
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     Meta,
     SessionKey,
@@ -45,10 +47,12 @@ from conductor.tools.judge import Answer, AnswerKind, ApprovalJudge
 from conductor.tools.outcomes import Caution, NotStarted, ToolOutcome, failed, succeeded
 
 __all__ = [
+    "NO_ATTACHMENTS",
     "Answer",
     "AnswerKind",
     "ApprovalJudge",
     "AssistantMessage",
+    "Attachments",
     "Authenticator",
     "CallContext",
     "Caution",

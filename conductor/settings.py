@@ -148,7 +148,8 @@ class Limits:
     verify_timeout: float = 3.0  # after a suspend, the longest pause while ownership is unknown
     approval_timeout: float = 600.0  # a person's time to answer
     calls_per_minute: float = 60.0  # of one tool in one session; more shows a model in a loop
-    hard_event_bytes: int = 1_048_576  # the WebSocket library's max_size
+    hard_event_bytes: int = 1_048_576  # the WebSocket library's max_size,
+    image_event_bytes: int = 4_194_304  # and for a client that sends images
 
 
 class Settings(BaseSettings):

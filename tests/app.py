@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -38,7 +39,16 @@ KEPT = (
 NOT_COUNTED = ("assistant.speech.partial", "session.ping", "session.started", "event.ack")
 """Events that a resume cursor (``lastEventId``) does not name."""
 
-Result: TypeAlias = str | None
+
+@dataclass(frozen=True)
+class Shown:
+    """A result with images, as the wire has them."""
+
+    text: str | None
+    images: Sequence[Mapping[str, str]]
+
+
+Result: TypeAlias = str | Shown | None
 Tool: TypeAlias = Callable[[dict[str, Any]], Result | Awaitable[Result]]
 
 _ids = count(1)
@@ -125,7 +135,12 @@ class App:
         """Send ``session.start``; with the capability ``resume`` it holds the cursor and the results."""
         payload = {"sessionId": self.session_id, **self.start_fields}
         if self.resumes and self.event_ids:
-            results = [event["payload"] for event in self.outbox.values() if event["type"] == "tool.result"]
+            results = [
+                # The server asks for a result with images in ``resend``.
+                {"callId": event["payload"]["callId"]} if "images" in event["payload"] else event["payload"]
+                for event in self.outbox.values()
+                if event["type"] == "tool.result"
+            ]
             pending = list(self.pending)
             payload["resume"] = {"lastEventId": self._last_event_id, "done": results, "pending": pending}
         return self.send("session.start", payload)
@@ -266,15 +281,19 @@ class App:
         if self.link is not None:
             self.link.write(msgspec.json.encode(event))
 
-    def say(self, text: str, **envelope: Any) -> str:
+    def say(self, text: str, *, images: Sequence[Mapping[str, str]] = (), **envelope: Any) -> str:
         """Send the person's words."""
-        return self.send("user.audio.transcript.final", {"text": text}, **envelope)
+        payload = {"text": text, "images": images} if images else {"text": text}
+        return self.send("user.audio.transcript.final", payload, **envelope)
 
     def result(self, call_id: str, result: Any, error: str | None = None) -> None:
         """Answer a call; late, where `tools` gave no answer."""
         self.pending.pop(call_id, None)
+        payload = {"callId": call_id, "result": result, "error": error}
+        if isinstance(result, Shown):
+            payload |= {"result": result.text, "images": result.images}
         for _ in range(self.copies):
-            self.send("tool.result", {"callId": call_id, "result": result, "error": error})
+            self.send("tool.result", payload)
 
     def interrupt(self, **fields: Any) -> str:
         """Speak over the speech."""

@@ -114,7 +114,9 @@ def results_of(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 def text_of(block: dict[str, Any]) -> str:
     content = block["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 def last_text(request: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ no clock, no chance and no settings: these values are in the record.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -28,7 +29,7 @@ from conductor.conversation.state import (
     former_id,
 )
 from conductor.conversation.webhook_events import webhook_events
-from conductor.messages import AssistantMessage, Message, Note, UserMessage
+from conductor.messages import AssistantMessage, Illustrated, Image, Message, Note, UserMessage
 from conductor.tools.outcomes import Outcome, truncate
 
 MAX_CLAIMS, MAX_CLAIM_TIMES, MAX_HANDLED, MAX_DECIDED = 8, 12, 512, 128
@@ -38,6 +39,9 @@ RETURN_MS = 60_000
 MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
+# Turns that see an image, the first one included, and images of a session that are kept.
+IMAGE_TURNS = 2
+MAX_IMAGES = 9
 # Kinds that are never evicted: they are few, and a turn waits for each.
 _LASTING = ("call", "approval")
 
@@ -56,6 +60,7 @@ def begin(state: Conversation, commit: r.Commit) -> None:
     for event_id in commit.acked:
         state.outbound.pop(event_id, None)
         state.webhook_events.pop(event_id, None)
+    state.dropped_images = []  # as this commit's attachments tell the store
     state.revision += 1
     state.at = max(state.at, commit.at)
     state.claims[commit.claim or state.claim] = state.revision
@@ -212,13 +217,57 @@ def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
 def _add_notice(state: Conversation, notice: Notice) -> None:
     if notice.late or all(notice.text != waiting.text for waiting in state.notices):
         state.notices = [*state.notices, notice]
+        _keep_images(state, notice.images, turns=0)
     if len(state.notices) > MAX_NOTICES:
         oldest = next((waiting for waiting in state.notices if not waiting.late), state.notices[0])
         state.notices.remove(oldest)
+        _drop_images(state, [image.id for image in oldest.images])
+
+
+# -- images
+
+
+def _keep_images(state: Conversation, images: Sequence[Image], *, turns: int = 1) -> None:
+    """Keep images that ``turns`` turns have had; one that waits for its turn is at 0."""
+    for image in images:
+        state.images[image.id] = turns
+    excess = len(state.images) - MAX_IMAGES
+    if excess > 0:
+        _drop_images(state, [key for key, had in state.images.items() if had][:excess])
+
+
+def _age_images(state: Conversation) -> None:
+    state.images = {key: turns + bool(turns) for key, turns in state.images.items()}
+    _drop_images(state, [key for key, turns in state.images.items() if turns > IMAGE_TURNS])
+
+
+def _drop_images(state: Conversation, dropped: Sequence[str]) -> None:
+    """Keep only a line of text of images."""
+    gone = [key for key in dropped if state.images.pop(key, None) is not None]
+    if not gone:
+        return
+    state.dropped_images += gone
+    for index, message in enumerate(state.log):
+        if isinstance(message, Illustrated) and message.images:
+            state.log[index] = replace(message, images=_marked(message.images, gone))
+    for call in state.calls:
+        if call.result is not None and call.result.images:
+            call.result = replace(call.result, images=_marked(call.result.images, gone))
+
+
+def _marked(images: Sequence[Image], gone: Sequence[str]) -> tuple[Image, ...]:
+    return tuple(replace(image, gone=True) if image.id in gone else image for image in images)
 
 
 def _queue(state: Conversation, record: r.InputQueued) -> None:
-    waiting = Input(event_id=record.event_id, text=record.text, lang=record.lang, until=record.until)
+    waiting = Input(
+        event_id=record.event_id,
+        text=record.text,
+        lang=record.lang,
+        until=record.until,
+        images=record.images,
+    )
+    _keep_images(state, record.images, turns=0)
     if (half := state.half) is not None:
         state.queue.remove(half)
         waiting = half.continued_by(waiting)
@@ -234,6 +283,8 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         state.summary = record.summary
     state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
     state.unknown_calls = {key: call for key, call in state.unknown_calls.items() if call.expires_at > at}
+    if record.cause in ("transcript", "news"):
+        _age_images(state)
     words = record.event_id, record.text
     waited = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) == words]
     state.queue = [waiting for waiting in state.queue if waiting not in waited]
@@ -242,7 +293,8 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         text = f"A program of the user calls {record.tool[:128]}. This is not the user speaking."
         state.log.append(Note(text))
     if record.text:
-        state.log.append(UserMessage(record.text))
+        state.log.append(UserMessage(record.text, images=record.images))
+        _keep_images(state, record.images)
     transcripts = [event_id for waiting in waited for event_id in waiting.earlier]
     transcripts += [record.event_id] if record.event_id else []
     state.turn = Turn(
@@ -267,7 +319,11 @@ def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[M
         live = [notice for notice in live if notice is not spoken]
     news = [notice for notice in state.notices if notice not in live]
     state.notices = [notice for notice in state.notices if notice not in news]
-    notes: list[Message] = [Note(notice.text, notice.untrusted) for notice in news if notice.late]
+    notes: list[Message] = [
+        Note(notice.text, notice.untrusted, images=notice.images) for notice in news if notice.late
+    ]
+    for notice in news:
+        _keep_images(state, notice.images)
     if others := [notice for notice in news if not notice.late]:
         text = truncate("\n\n".join(notice.text for notice in others), MAX_NOTICES_BYTES)
         notes.append(Note(text, any(notice.untrusted for notice in others)))
@@ -331,6 +387,7 @@ def _finish(state: Conversation, record: r.CallFinished) -> None:
     if call is None:
         return
     call.result = record.result
+    _keep_images(state, record.result.images)
     if call.consent == "held" and record.error_type == "permission_denied":
         call.consent = "denied"
     if record.late is not None:

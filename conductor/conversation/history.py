@@ -8,7 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from conductor.conversation.state import Conversation
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Image, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import CHARS_PER_TOKEN, ModelRequest, ToolDefinition, Usage, folded, running_turn
 from conductor.tools.outcomes import truncate
 
@@ -19,6 +19,10 @@ _MAX_RATIO = 8.0
 _LEAST_LIMIT = 2_000
 _REPLY_TOKENS = 1_024
 _LEAST_CHARS = 200
+# Tokens of an image: docs.claude.com, "Vision"; services scale larger ones down. A line of text in its place.
+_PIXELS_PER_TOKEN = 750
+_MAX_IMAGE_TOKENS = 3_300
+_LINE_TOKENS = 20
 # How long requests are shorter after one that was too long.
 _LIMIT_MS = 600_000
 # A history to send begins with one of these.
@@ -45,7 +49,15 @@ def estimate_tokens(message: Message) -> int:
     if isinstance(message, AssistantMessage):
         for call in message.calls:
             size += len(call.name) + len(call.arguments) + 20
-    return int(size / CHARS_PER_TOKEN) + 4
+        return int(size / CHARS_PER_TOKEN) + 4
+    return int(size / CHARS_PER_TOKEN) + 4 + sum(map(_image_tokens, message.images))
+
+
+def _image_tokens(image: Image) -> int:
+    """Estimate the tokens of an image: as Claude counts them, and at most as a service that makes tiles."""
+    if image.gone:
+        return _LINE_TOKENS
+    return min(-(-image.width * image.height // _PIXELS_PER_TOKEN), _MAX_IMAGE_TOKENS)
 
 
 def cut_point(messages: Sequence[Message], max_turns: int, max_tokens: int) -> int:

@@ -35,12 +35,15 @@ from conductor.conversation.state import (
 from conductor.conversation.turns import ended, remembered, turn_started
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
+from conductor.images import NONE_TAKEN, Taken
+from conductor.messages import Image
 from conductor.tools.outcomes import (
     ToolOutcome,
     cancelled_outcome,
     device_outcome,
     job_outcome,
     timeout_outcome,
+    with_images,
     without_result,
 )
 
@@ -57,8 +60,10 @@ class AppText:
     is_spoken: bool
 
 
-def receive(view: View, event_id: str, event: object) -> Response:
-    """Make the records of one event; no records if it was handled before, or has no meaning now.
+def receive(view: View, event_id: str, event: object, taken: Taken = NONE_TAKEN) -> Response:
+    """Make the records of one event with the images that were ``taken`` of it.
+
+    There are none if it was handled before, or has no meaning now.
 
     A transcript has words: `wordless` refuses a noise before.
     """
@@ -66,7 +71,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
         return []
     match event:
         case client.TranscriptFinal():
-            return _transcript(view, event_id, event.text.strip(), event.lang or "")
+            return _transcript(view, event_id, event, taken)
         case client.OutputInterrupted():
             return barge_in(view, event_id, event.spoken_text, event.played_ms)
         case client.OutputPaused():
@@ -74,7 +79,7 @@ def receive(view: View, event_id: str, event: object) -> Response:
         case client.ResponseCancel():
             return _stopped(view)
         case client.ToolResultEvent() | client.ToolCancelled() | client.ToolAccepted():
-            return _report(view, event)
+            return _report(view, event, taken)
         case client.AgentCompleted():
             notice = Notice(text=agent_notice(event), expires_at=view.now() + view.conduct.notice_ms)
             return [r.NoticeTaken(event_id, notice)]
@@ -127,7 +132,8 @@ _BRACKETED = re.compile(
 )
 
 
-def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
+def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken: Taken) -> Response:
+    text, lang = event.text.strip(), event.lang or ""
     if view.state.pause is not None and not question_stands(view) and view.gate.is_backchannel(text, lang):
         return pause_over(view, event_id)
     answer = consent.answer(view, event_id, text, lang)
@@ -136,7 +142,7 @@ def _transcript(view: View, event_id: str, text: str, lang: str) -> Response:
     stop = view.live.stop
     if stop.draining and not stop.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
-    return start(view, event_id, text, lang)
+    return start(view, event_id, text, lang, images=taken.images)
 
 
 def starts_turn(response: Response) -> bool:
@@ -159,10 +165,10 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
     return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 
-def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
+def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Image, ...] = ()) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
     state, half, cut = view.state, view.state.half, cut_paused(view)
-    words = Input(event_id=event_id, text=text, lang=lang)
+    words = Input(event_id=event_id, text=text, lang=lang, images=images)
     whole = half.continued_by(words) if half is not None else words
     until = _hold_until(view, whole)
     # An unanswered question is superseded in every mode.
@@ -173,7 +179,7 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
     if (waits or until) and others >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
-    queued = r.InputQueued(event_id, text, lang, until)
+    queued = r.InputQueued(event_id=event_id, text=text, lang=lang, until=until, images=images)
     if state.turn is not None and not supersedes:  # the speech of an earlier turn goes on
         return [*pause_over(view), queued]
     records = cut.records
@@ -185,7 +191,7 @@ def start(view: View, event_id: str, text: str, lang: str = "") -> Response:
         records = [*records, queued]
     if waits or until:
         return records
-    started = turn_started(view, "transcript", event_id, whole.text, lang=whole.lang)
+    started = turn_started(view, "transcript", event_id, whole.text, lang=whole.lang, images=whole.images)
     return [*records, *remembered(view, whole.text), started]
 
 
@@ -203,13 +209,13 @@ def _hold_until(view: View, words: Input) -> int:
 
 
 def _report(
-    view: View, event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted
+    view: View, event: client.ToolResultEvent | client.ToolCancelled | client.ToolAccepted, taken: Taken
 ) -> list[r.Record]:
     """Handle a device's report about a call: in time, late, or as the end of a prompt's speech."""
     state, now, is_result = view.state, view.now(), isinstance(event, client.ToolResultEvent)
     call, late = state.open_call(event.call_id), state.late_calls.get(event.call_id)
     if call is not None and call.is_device and call.started_at:
-        outcome = _outcome(event, call.effect, view.seconds_since(call.started_at))
+        outcome = with_images(_outcome(event, call.effect, view.seconds_since(call.started_at)), taken)
         is_job = isinstance(event, client.ToolAccepted)
         job = late_call(call, now + view.conduct.job_ms, job=True) if is_job else None
         return [finish(view, call, outcome, late=job)]
@@ -222,11 +228,14 @@ def _report(
     closed = Call(
         id=late.call_id, name=late.name, source="device", effect=late.effect, untrusted=late.untrusted
     )
-    result = finish(view, closed, _outcome(event, late.effect, view.seconds_since(late.started_at))).result
+    outcome = with_images(_outcome(event, late.effect, view.seconds_since(late.started_at)), taken)
+    result = finish(view, closed, outcome).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
     expires_at = now + view.conduct.notice_ms if starts_turn else 0
     note = late_result(late.name, late.arguments, result.content)
-    notice = Notice(text=note, expires_at=expires_at, untrusted=late.untrusted, late=True)
+    notice = Notice(
+        text=note, expires_at=expires_at, untrusted=late.untrusted, late=True, images=result.images
+    )
     return [r.LateFinished(late.call_id, notice, starts_turn)]
 
 

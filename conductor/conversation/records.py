@@ -27,7 +27,7 @@ from conductor.conversation.state import (
 )
 from conductor.errors import ErrorCode
 from conductor.events.server import ConversationState, EndReason
-from conductor.messages import AssistantMessage, ToolResult
+from conductor.messages import AssistantMessage, Illustrated, Image, ToolResult
 from conductor.tools.outcomes import ErrorType, Outcome
 
 
@@ -94,7 +94,7 @@ class FieldSet(Fact, frozen=True):
 # -- inputs
 
 
-class InputQueued(Fact, frozen=True):
+class InputQueued(Fact, Illustrated, frozen=True):
     """A transcript waits for its turn; ``lang`` is its language, if the recogniser tells.
 
     ``until``: it is half a sentence, and waits until then for the other half. If the last one that waits is
@@ -137,6 +137,7 @@ class TurnStarted(Fact, frozen=True, kw_only=True):
     trim: int = 0
     summary: Summary | None = None
     lang: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class SegmentSpoken(Fact, frozen=True):
@@ -372,6 +373,20 @@ def answers(records: Sequence[Record]) -> Iterator[tuple[str, Any]]:
                 yield record.question_id, record.arguments if allowed else None
             case SpeechCut():
                 yield record.speech_id, None
+
+
+def images(records: Sequence[Record]) -> Iterator[Image]:
+    """List the images that records bring into the session."""
+    for record in records:
+        match record:
+            case CallFinished():
+                yield from record.result.images
+            case ReplyLogged():
+                yield from (image for call in record.calls if call.result for image in call.result.images)
+            case TurnStarted() | InputQueued():
+                yield from record.images
+            case LateFinished() | NoticeTaken():
+                yield from record.notice.images
 
 
 class Commit(Value, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from conductor.messages import Message, ToolResult
+from conductor.messages import Image, Message, ToolResult
 from conductor.tools.outcomes import Caution, Effect, OnInterrupt, Outcome, Risk, Scope
 
 # Notices that wait in a session.
@@ -248,11 +248,17 @@ class Input(Value, frozen=True, kw_only=True):
     lang: str = ""
     until: int = 0
     earlier: tuple[str, ...] = ()
+    images: tuple[Image, ...] = ()
 
     def continued_by(self, other: Input) -> Input:
         """Make one transcript of this half and the one after it."""
-        earlier = (*self.earlier, self.event_id)
-        return replace(other, text=f"{self.text} {other.text}", lang=other.lang or self.lang, earlier=earlier)
+        return replace(
+            other,
+            text=f"{self.text} {other.text}",
+            lang=other.lang or self.lang,
+            earlier=(*self.earlier, self.event_id),
+            images=(*self.images, *other.images),
+        )
 
 
 class Notice(Value, frozen=True, kw_only=True):
@@ -266,6 +272,7 @@ class Notice(Value, frozen=True, kw_only=True):
     untrusted: bool = False
     late: bool = False
     words: str = ""
+    images: tuple[Image, ...] = ()
 
 
 class Summary(Value, frozen=True):
@@ -324,7 +331,8 @@ class Conversation(Part, kw_only=True):
     are the `former_id` of events of clients before it. ``fields`` belong to tools. ``decided`` are the
     outcomes of the last questions. ``usage`` sums up the replies: input tokens, output tokens, cost.
     ``webhooks`` are the events that the app's backend wants, and ``webhook_events`` those that wait for
-    delivery. ``opened``: the backend knows that the session is open.
+    delivery. ``opened``: the backend knows that the session is open. ``images`` are the ids of stored images
+    with the number of turns that had them; the next commit removes the ``dropped_images`` from the store.
     """
 
     revision: int = 0
@@ -358,6 +366,8 @@ class Conversation(Part, kw_only=True):
     webhooks: tuple[str, ...] = ()
     webhook_events: dict[str, WebhookEvent] = {}
     opened: bool = False
+    images: dict[str, int] = {}
+    dropped_images: list[str] = []
 
     @property
     def log_end(self) -> int:

@@ -94,7 +94,9 @@ def _begin(view: View) -> Step:
         waiting = state.queue[0]
         if view.is_held(waiting):
             return AwaitResults()
-        started = turn_started(view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang)
+        started = turn_started(
+            view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang, images=waiting.images
+        )
         if view.conduct.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
             return [started, TurnEnded(reason="interrupted", follows=not view.is_held(state.queue[1]))]

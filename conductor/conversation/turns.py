@@ -10,7 +10,7 @@ from conductor.conversation.state import Call, Cause, Notice, Speech, Turn
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.errors import ErrorCode
 from conductor.events.server import EndReason
-from conductor.messages import AssistantMessage, UserMessage
+from conductor.messages import AssistantMessage, Image, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.outcomes import interrupted_outcome, not_answered
 
@@ -25,7 +25,14 @@ def remembered(view: View, text: str) -> list[r.Record]:
 
 
 def turn_started(
-    view: View, cause: Cause, event_id: str = "", text: str = "", *, tool: str = "", lang: str = ""
+    view: View,
+    cause: Cause,
+    event_id: str = "",
+    text: str = "",
+    *,
+    tool: str = "",
+    lang: str = "",
+    images: tuple[Image, ...] = (),
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
@@ -45,6 +52,7 @@ def turn_started(
         trim=trim,
         summary=summary,
         lang=lang,
+        images=images,
     )
 
 

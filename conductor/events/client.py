@@ -161,6 +161,15 @@ class TranscriptPartial(FromClient, frozen=True):
     text: Annotated[str, doc("The text so far.", "what is seventeen")]
 
 
+class WirePicture(msgspec.Struct, frozen=True, rename="camel"):
+    """An image for a model that sees."""
+
+    mime_type: Annotated[
+        str, doc("``image/jpeg``, ``image/png`` or ``image/webp``.", "image/png", max_length=64)
+    ]
+    data: Annotated[str, doc("Base64, at most 1,048,576 characters.", "iVBORw0KGgo=")]
+
+
 class TranscriptFinal(FromClient, frozen=True, omit_defaults=True):
     """The person's words. They start a turn."""
 
@@ -176,9 +185,16 @@ class TranscriptFinal(FromClient, frozen=True, omit_defaults=True):
         ),
     ]
     lang: Annotated[_Short | None, doc("The language that the recogniser heard (BCP 47).", "en")] = None
+    images: Annotated[
+        list[WirePicture],
+        doc(
+            "Images that the words are about, at most 3. A refused one refuses the transcript.",
+            needs="images",
+        ),
+    ] = []
 
 
-class ToolResultEvent(FromClient, frozen=True):
+class ToolResultEvent(FromClient, frozen=True, omit_defaults=True):
     """The result of a ``tool.call``. ``error``, if it is not null, wins over ``result``."""
 
     TYPE: ClassVar[str] = "tool.result"
@@ -189,6 +205,15 @@ class ToolResultEvent(FromClient, frozen=True):
         doc("The tool's output, a string. Another value is taken as its JSON text.", '{"status":"running"}'),
     ] = None
     error: Annotated[str | None, doc("The failure, in words for the person.", None)] = None
+    images: Annotated[
+        list[WirePicture],
+        doc(
+            "Images that the tool gives, at most 3. Of a refused one the model reads why. After a "
+            "reconnect, name a call with images in ``done`` without its result: the server asks for it in "
+            "``resend``.",
+            needs="images",
+        ),
+    ] = []
 
     def __post_init__(self) -> None:
         _make_text(self)

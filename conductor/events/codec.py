@@ -33,6 +33,8 @@ _STRING = possessive.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)', re.DOTALL)
 _TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(ClientEvent)}
 # Reports of calls, which hold a value of any form.
 _REPORTS = (client.ToolResultEvent.TYPE, client.ToolCancelled.TYPE)
+# Events that may be long: by a result, and by images.
+_LONG = (client.ToolResultEvent.TYPE, client.TranscriptFinal.TYPE)
 _FAULTS_OF_VALUES = {
     "invalid_json": "it is not valid JSON",
     "invalid_utf8": "it is not UTF-8",
@@ -86,15 +88,16 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def decode_event(frame: bytes, max_bytes: int = 65_536) -> Inbound:
+def decode_event(frame: bytes, max_bytes: int = 65_536, *, takes_images: bool = False) -> Inbound:
     """Decode one frame.
 
-    ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit. A
+    ``max_bytes`` is the limit of an event; a ``tool.result`` may be larger, up to the transport's limit, and,
+    with ``takes_images``, so may a final transcript by its images. A
     ``tool.result`` whose result cannot be read becomes an `UnreadableResult`; in a ``session.start`` half a
     character is replaced. Raises `InvalidFrame`.
     """
     try:
-        return _decode_event(frame, max_bytes)
+        return _decode_event(frame, max_bytes, takes_images=takes_images)
     except InvalidFrame as error:
         report = _report_without_result(frame, str(error))
         if report is not None:
@@ -128,13 +131,13 @@ def _report_without_result(frame: bytes, fault: str) -> Inbound | None:
     return Inbound(id=head.id, type=fields["type"], session_id=head.session_id, size=len(frame), event=event)
 
 
-def _decode_event(frame: bytes, max_bytes: int) -> Inbound:
+def _decode_event(frame: bytes, max_bytes: int, *, takes_images: bool = False) -> Inbound:
     if frame.startswith(BINARY_MARK):
         _refuse("binary_frame")
     if len(frame) > max_bytes:
         head = _read_head(frame)
         event_type = head.type or (read_texts(frame) or {}).get("type")
-        if event_type != client.ToolResultEvent.TYPE:
+        if event_type not in (_LONG if takes_images else _LONG[:1]):
             _refuse(f"event_too_large:{len(frame)}", head)
     if _has_too_many_values(frame):
         _refuse("too_many_values", _read_head(frame))
@@ -150,6 +153,8 @@ def _decode_event(frame: bytes, max_bytes: int) -> Inbound:
     # An unknown type is no error: the app may be newer than the server.
     struct = _TYPES.get(head.type)
     event = None if struct is None else _convert(payload, struct, head)
+    if isinstance(event, client.TranscriptFinal) and len(event.text) > max_bytes:
+        _refuse(f"event_too_large:{len(frame)}", head)  # for its words
     return Inbound(id=head.id, type=head.type, session_id=head.session_id, size=len(frame), event=event)
 
 

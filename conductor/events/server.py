@@ -43,6 +43,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
         "metrics": "The server reports the times of a turn.",
         "goaway": "The server announces that it will close the connection.",
+        "images": "Results and transcripts may carry images, in frames of up to 4 MiB.",
         "inspect": "The client reads the tools and the prompt of the session. `INSPECT` allows it.",
         "diagnostics": "The server reports ignored events and fields, for the app's developer.",
     }
@@ -63,6 +64,7 @@ DiagnosticCode: TypeAlias = Literal[
     "invalid_traceparent",
     "unknown_call",
     "unreadable_result",
+    "refused_image",
 ]
 
 

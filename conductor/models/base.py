@@ -47,7 +47,8 @@ class ModelRequest:
     provider's limit. The reply ends before the first of the texts ``stop``, if the service supports them.
     Only the router reads ``profile``, the session's choice, and ``avoid``, a profile whose reply to this
     request broke off. Requests with the same ``cache_key`` begin alike, which helps some services find their
-    cached prefix. The requests of a turn share ``kept``, for `folded`.
+    cached prefix. The requests of a turn share ``kept``, for `folded`. ``images`` are the
+    kept images of the messages, by id; None for a model that does not see.
     """
 
     system: str
@@ -62,6 +63,7 @@ class ModelRequest:
     profile: str | None = None
     avoid: str | None = None
     cache_key: str | None = None
+    images: Mapping[str, bytes] | None = field(default_factory=dict, compare=False, repr=False)
     kept: Kept = field(default_factory=dict, compare=False, repr=False)
 
 

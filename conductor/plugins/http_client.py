@@ -5,6 +5,7 @@ Importing aiohttp takes up to half a second: import this module in a function.
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +26,8 @@ from conductor.settings import is_loopback
 MAX_CONNECTIONS = 1000
 # Seconds that an idle connection is kept.
 KEEP_ALIVE_S = 60.0
+# Bytes of a request above which aiohttp warns.
+_LONG_BODY = 1 << 20
 # Of an error's body.
 MAX_ERROR_BYTES = 64 * 1024
 
@@ -94,11 +97,11 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             raise httpx2.ConnectError("the client is closed")
         url = _url(str(request.url))
         limits = request.extensions.get("timeout", {})
+        content = request.content
         send = partial(
             self._started().request,
             request.method,
             url,
-            data=request.content or None,
             headers=[(name.decode("ascii"), value.decode("latin-1")) for name, value in request.headers.raw],
             proxy=self._proxy(url.origin()),
             timeout=aiohttp.ClientTimeout(
@@ -112,14 +115,14 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         )
         with _mapped_errors():
             try:
-                response = await send()
+                response = await send(data=_body(content))
             except (aiohttp.ClientConnectorError, TimeoutError):
                 raise
             # The service may have closed an idle connection, as llama.cpp does after each reply.
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if not self._resends:
                     raise
-                response = await send()
+                response = await send(data=_body(content))
         is_error = response.status >= 300
         headers = httpx2.Headers(response.raw_headers)
         if is_error:
@@ -161,6 +164,11 @@ def _sent_trace() -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_request_headers_sent.append(note)
     return trace
+
+
+def _body(content: bytes) -> bytes | io.BytesIO | None:
+    # aiohttp writes a long body, such as one with images, in pieces only from a file.
+    return io.BytesIO(content) if len(content) > _LONG_BODY else content or None
 
 
 class HttpClient(httpx2.AsyncClient):

@@ -85,6 +85,7 @@ class Connection(Writer):
         self._resumed = False
         self.resumes = False
         self.segments = False
+        self._takes_images = False
         self.is_forwarded = socket.client.is_forwarded
         self._ping: asyncio.TimerHandle | None = None
 
@@ -120,6 +121,12 @@ class Connection(Writer):
     def principal(self) -> Principal:
         """The client with its person."""
         return self._socket.client
+
+    def _take_images(self, takes: bool) -> None:
+        """Read frames with images from now on, or refuse them for their size."""
+        self._takes_images = takes
+        limit = self._limits.image_event_bytes if takes else self._limits.hard_event_bytes
+        self._socket.protocol.max_message_size = limit
 
     def revoke(self, seconds: float) -> None:
         """Close within ``seconds``, and send and read nothing more: the client's token is not valid."""
@@ -263,7 +270,7 @@ class Connection(Writer):
 
     async def _take(self, data: bytes) -> bool:
         try:
-            inbound = decode_event(data, self._limits.max_event_bytes)
+            inbound = decode_event(data, self._limits.max_event_bytes, takes_images=self._takes_images)
         except InvalidFrame as error:
             self._rate.refuse()
             self._send_error(error.code, str(error), error.event_id, error.session_id)
@@ -280,6 +287,7 @@ class Connection(Writer):
         async with self._handling:
             if isinstance(inbound.event, client.SessionStart):
                 self._refused_start = None
+                self._take_images("images" in inbound.event.capabilities)
             elif self._refused_start is not None:
                 await self._handle_refused_start()
             await self._handle(inbound)

@@ -279,7 +279,7 @@ class EventRate(TokenBucket):
     async def admit(self, size: int) -> bool:
         """Wait until an event of ``size`` bytes is allowed; False after ``flood_timeout`` of flooding."""
         is_admitted, self._is_admitted = self._is_admitted, False
-        if is_admitted:
+        if is_admitted and size <= self._limits.max_event_bytes:
             return True
         now, cost = asyncio.get_running_loop().time(), 1 + size // BYTES_PER_TOKEN
         is_flooding = now - self._waited_until <= self._limits.flood_pause

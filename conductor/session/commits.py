@@ -25,6 +25,7 @@ from conductor.conversation.steps import Step, next_step
 from conductor.conversation.turns import ended
 from conductor.conversation.view import View
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
+from conductor.session.images import Images
 from conductor.session.outbox import Outbox
 from conductor.session.services import SessionObserver
 from conductor.stores.base import Claim, SessionLog
@@ -68,6 +69,7 @@ class Commits:
         view: View,
         outbox: Outbox,
         *,
+        images: Images,
         observer: SessionObserver,
         owner: Owner,
         retry_s: float,
@@ -79,6 +81,7 @@ class Commits:
         self._state = view.state
         self._view = view
         self._outbox = outbox
+        self._images = images
         self._observer = observer
         self._owner = owner
         self._retry_s = retry_s
@@ -275,17 +278,20 @@ class Commits:
             self._owner.rolled_back()
 
     async def _write(self, commit: r.Commit, kind: str) -> None:
+        again = False
         if self._is_behind:
             # A failover lost the log's last commits: the state, which has them, is written again.
             claim = await self._store.claim(self._claim.key)
             if not self._state.continues(replay(claim.commits, claim.revision)):
                 raise Fenced("Another claim came between.", gone=True)
             self._claim, self._commits, self._is_behind = claim, SNAPSHOT_COMMITS, False
+            again = True
         snapshot = self._commits >= SNAPSHOT_COMMITS or self._bytes >= SNAPSHOT_BYTES
         data = r.encode(replace(commit, state=self._state) if snapshot else commit)
         # A repetition has the same id: the store then records nothing.
         commit_id = f"{self._claim.token}/{self._claim.revision}/{kind}"
-        await self._store.append(self._claim, commit_id, data, snapshot=snapshot)
+        attachments = self._images.attachments(commit.records, again=again)
+        await self._store.append(self._claim, commit_id, data, snapshot=snapshot, attachments=attachments)
         self._count(data, snapshot=snapshot)
 
     def _count(self, data: bytes, *, snapshot: bool) -> None:

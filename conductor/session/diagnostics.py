@@ -50,6 +50,17 @@ def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diag
             yield Diagnostic("warning", "unknown_field", message, event_id)
 
 
+def of_images(event_id: str) -> Diagnostic:
+    """Explain images that are ignored."""
+    message = "'images' is ignored without the capability 'images'."
+    return Diagnostic("warning", "missing_capability", message, event_id)
+
+
+def of_refused_images(refusals: Sequence[str], event_id: str) -> Diagnostic:
+    """Explain images that are refused."""
+    return Diagnostic("warning", "refused_image", " ".join(refusals), event_id)
+
+
 def of_ignored(inbound: Inbound) -> Diagnostic:
     """Explain an ignored event: unknown type, or missing capability."""
     name = _quoted(inbound.type)

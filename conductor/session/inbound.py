@@ -25,8 +25,9 @@ from conductor.events.server import (
     ToolsChanged,
     ToolsListed,
 )
+from conductor.images import MAX_IMAGES, NONE_TAKEN, Taken, from_base64, take
 from conductor.session.clients import ResumeAnswer
-from conductor.session.diagnostics import of_ignored, of_tools
+from conductor.session.diagnostics import of_ignored, of_images, of_refused_images, of_tools
 from conductor.session.session import Session
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
@@ -146,9 +147,10 @@ def _ignore(session: Session, inbound: Inbound) -> InboundResult:
     return InboundResult.ORDINARY
 
 
-async def record(session: Session, event_id: str, event: object) -> Response:
-    """Commit the meaning of an event. Raises `StoreError`."""
-    return await session.commits.decide(lambda: receive(session.view, event_id, event))
+async def record(session: Session, event_id: str, event: object, taken: Taken = NONE_TAKEN) -> Response:
+    """Commit the meaning of an event with the images ``taken`` of it. Raises `StoreError`."""
+    with session.images.holding(taken):
+        return await session.commits.decide(lambda: receive(session.view, event_id, event, taken))
 
 
 # -- results
@@ -171,7 +173,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
         expected = _acknowledge(session, event.call_id)
         prompts = {question.speech_id for question in state.questions.values()}
         if event.call_id in prompts or event.call_id in state.late_calls:
-            await record(session, "", event)
+            await record(session, "", event, _taken(session, event_id, event))
     if expected and session.loop is None and not session.outbox.outstanding:
         session.clients.flush_soon()
     return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
@@ -196,21 +198,38 @@ async def _report(session: Session, event_id: str, event: Report) -> bool:
 
     If the store is away it is recorded, and acknowledged, later: the app need not send it again.
     """
+    taken = _taken(session, event_id, event)
     try:
-        await record(session, "", event)
+        await record(session, "", event, taken)
     except Fenced:
         raise
     except StoreError:
-        session.spawn(_insist_report(session, event_id, event))
+        session.spawn(_insist_report(session, event_id, event, taken))
         return False
     _acknowledge(session, event.call_id)
     return True
 
 
-async def _insist_report(session: Session, event_id: str, event: Report) -> None:
-    if await session.commits.insist(lambda: receive(session.view, "", event)):
+async def _insist_report(session: Session, event_id: str, event: Report, taken: Taken) -> None:
+    with session.images.holding(taken):
+        is_recorded = await session.commits.insist(lambda: receive(session.view, "", event, taken))
+    if is_recorded:
         _acknowledge(session, event.call_id)
         session.clients.acknowledge(event_id)
+
+
+def _taken(session: Session, event_id: str, event: object) -> Taken:
+    """Check the images of an event, from a client that may give some."""
+    images = event.images if isinstance(event, client.ToolResultEvent | client.TranscriptFinal) else ()
+    if not images:
+        return NONE_TAKEN
+    if "images" not in session.state.profile.capabilities:
+        session.clients.diagnose([of_images(event_id)])
+        return NONE_TAKEN
+    taken = take([from_base64(image.mime_type, image.data) for image in images[: MAX_IMAGES + 1]])
+    if taken.refusals:
+        session.clients.diagnose([of_refused_images(taken.refusals, event_id)])
+    return taken
 
 
 async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | None:
@@ -230,7 +249,7 @@ async def learn(session: Session, event: client.SessionStart) -> ResumeAnswer | 
             resend.append(report.call_id)
         else:
             # Not later: ``session.started`` tells the client that it may forget the result.
-            await record(session, "", report)
+            await record(session, "", report, _taken(session, "", report))
             session.outbox.acknowledge(report.call_id)
     drop += [call_id for call_id in resume.pending if not _awaits(session, call_id)]
     # UI calls are acknowledged by `handled`; the bound holds against any number of invented ids.
@@ -256,19 +275,24 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         return InboundResult.REPEATED
     if (noise := wordless(event.text)) is not None:
         return await _refuse_noise(session, noise, event_id)
+    taken = _taken(session, event_id, event)
+    if taken.refusals:
+        refusal = Refuse("invalid_transcript", " ".join(taken.refusals))
+        return await _refuse_transcript(session, refusal, event_id)
     session.outbox.expect_no_acknowledgements()  # after a noise the speech goes on
     wait_s, is_counted = 0.0, False
 
     def decision() -> Response:
         nonlocal wait_s, is_counted
-        response = receive(view, event_id, event)
+        response = receive(view, event_id, event, taken)
         if starts_turn(response):
             wait_s = session.take_rate()
             is_counted = not wait_s
         return Refuse("rate_limited", _TOO_MANY, wait_s) if wait_s else response
 
     try:
-        response = await session.commits.decide(decision)
+        with session.images.holding(taken):
+            response = await session.commits.decide(decision)
     except StoreError:  # the client sends it again
         if is_counted:
             session.bucket.give_back()
@@ -278,25 +302,28 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
             session.refuse_input()
         return await _refuse_transcript(session, response, event_id)
     if isinstance(response, Later):
-        session.spawn(_record_later(session, response, event_id, event))
+        session.spawn(_record_later(session, response, event_id, event=event, taken=taken))
         return InboundResult.LATER
     return InboundResult.ORDINARY
 
 
-async def _record_later(session: Session, later: Later, event_id: str, event: client.TranscriptFinal) -> None:
+async def _record_later(
+    session: Session, later: Later, event_id: str, *, event: client.TranscriptFinal, taken: Taken
+) -> None:
     """Commit words that may have been an echo, unless their question is closed by then."""
 
     def decision() -> Response:
         focus = session.state.focus
         if focus is None or focus.id != later.question_id or focus.card:
             return too_late(session.view, event_id, event, later.question_id)
-        return receive(session.view, event_id, event)
+        return receive(session.view, event_id, event, taken)
 
     response: Response = later
     try:
         while isinstance(response, Later):
             await asyncio.sleep(max(0, response.at - session.view.now()) / 1000)
-            response = await session.commits.decide(decision)
+            with session.images.holding(taken):
+                response = await session.commits.decide(decision)
         session.clients.acknowledge(event_id)
     except StoreError as error:
         session.report_store_failure(error)

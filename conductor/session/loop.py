@@ -28,6 +28,7 @@ from conductor.conversation.steps import (
 )
 from conductor.conversation.turns import turn_started
 from conductor.conversation.view import finish, finish_without_result
+from conductor.images import take
 from conductor.messages import AssistantMessage
 from conductor.session import programs
 from conductor.session.fields import Fields
@@ -35,7 +36,7 @@ from conductor.session.model import ModelSteps
 from conductor.session.spoken import word_form, word_questions
 from conductor.speech import for_the_ear
 from conductor.tools.base import CallContext, PersonQuestion
-from conductor.tools.outcomes import ToolOutcome, definition_changed, interrupted_outcome
+from conductor.tools.outcomes import ToolOutcome, definition_changed, interrupted_outcome, with_images
 from conductor.tools.validation import Valid, validate
 
 if TYPE_CHECKING:  # its parts are below it
@@ -240,8 +241,11 @@ class Loop:
         session = self._session
         try:
             outcome = await self._outcome(call)
+            taken = take(outcome.pictures)
             try:
-                await session.commits.insist(partial(self._finished, call, outcome))
+                with session.images.holding(taken):
+                    outcome = with_images(outcome, taken)
+                    await session.commits.insist(partial(self._finished, call, outcome))
             except Exception:
                 # It has run: without a result it would run again.
                 log.exception("result not recorded", session=session.key.session_id, tool=call.name)

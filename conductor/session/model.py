@@ -150,7 +150,7 @@ class ModelSteps:
 
     async def _read(self, step: AskModel, reply: list[str], calls: list[ToolCall]) -> Finished:
         session = self._session
-        request = self._request(step)
+        request = await self._request(step)
         speaker = Speaker(session, step) if _in_segments(session) else None
         self._start_ns, self._first_ns = epoch_ns(), 0
         session.cached_until = asyncio.get_running_loop().time() + CACHE_S
@@ -199,7 +199,7 @@ class ModelSteps:
         if start_ns:
             self._session.observer.requested(start_ns, self._first_ns, finished, error_code)
 
-    def _request(self, step: AskModel) -> ModelRequest:
+    async def _request(self, step: AskModel) -> ModelRequest:
         session = self._session
         state, turn = session.state, session.state.turn
         assert turn is not None
@@ -225,6 +225,7 @@ class ModelSteps:
             profile=state.profile.model,
             avoid=self._avoid,
             cache_key=session.cache_key,
+            images=await session.images.read(messages),
             kept=self._kept,
         )
 

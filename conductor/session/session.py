@@ -32,6 +32,7 @@ from conductor.session.clients import Clients
 from conductor.session.commits import Commits
 from conductor.session.fields import Fields, PersonFields
 from conductor.session.gate import SessionGate
+from conductor.session.images import Images
 from conductor.session.loop import Loop
 from conductor.session.outbox import Outbox
 from conductor.session.services import Services
@@ -115,11 +116,13 @@ class Session:
             on_expired=lambda event: weak._expired(event),
             on_deadline=lambda at: weak._timer.wake_at(at),
         )
+        self.images = Images(store, self.key, state)
         self.commits = Commits(
             store,
             claim,
             self.view,
             self.outbox,
+            images=self.images,
             observer=self.observer,
             owner=weak,
             retry_s=self.limits.store_retry,
@@ -201,6 +204,7 @@ class Session:
         turn = self.state.turn
         if turn is former:
             return
+        self.images.rest()
         if self.loop is not None:
             self.loop.stop()
         if turn is not None and self._summary is not None:

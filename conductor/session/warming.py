@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from conductor.conversation.history import history_of
-from conductor.errors import ModelError
+from conductor.errors import ModelError, StoreError
 from conductor.messages import Message
 from conductor.models.base import CACHE_S, CacheWarmer, ModelRequest
 
@@ -39,10 +39,11 @@ async def _warm(session: Session, provider: CacheWarmer, messages: Sequence[Mess
             silence_s=session.limits.model_silence,
             may_retry=False,
             profile=session.state.profile.model,
+            images=await session.images.read(messages),
         )
         finished = await provider.warm(request)
-    except ModelError as error:
-        log.debug("cache not warmed", reason=error.reason)
+    except (ModelError, StoreError) as error:
+        log.debug("cache not warmed", reason=error.code)
     except Exception:
         log.exception("cache not warmed")
     else:

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from uuid import uuid4
@@ -128,6 +128,17 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachments:
+    """A commit's changes of the data beside the log, such as images: ``put`` by name, ``drop`` by name."""
+
+    put: Mapping[str, bytes] = field(default_factory=dict)
+    drop: Sequence[str] = ()
+
+
+NO_ATTACHMENTS = Attachments()
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A stored session: its commits from the last snapshot on, by revision."""
 
@@ -178,11 +189,27 @@ class SessionLog(Protocol):
         """
         ...
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         """Append a commit, and advance ``claim.revision``; a snapshot replaces all earlier commits.
 
+        Its ``attachments`` are stored, and dropped, with the commit or not at all; a snapshot leaves them.
         Repeating the session's last commit id records nothing. Raises `Fenced`, `Conflict`, `Rollback` or
         `StoreUnavailable`; after the last one the commit may be recorded.
+        """
+        ...
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Read the attachments of a session that have these names. Raises `StoreUnavailable`.
+
+        A deleted session has none, and they expire with their session.
         """
         ...
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import structlog
 
 from conductor.errors import StoreError, StoreUnavailable
-from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionKey, SessionLog, Stored
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +51,27 @@ class HealthCheckedStore:
             self._fail(error)
             raise
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         start = time.monotonic()
         try:
-            await _expected(self.inner.append(claim, commit_id, data, snapshot=snapshot))
+            await _expected(
+                self.inner.append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
+            )
             self._committed(time.monotonic() - start)
         except StoreUnavailable as error:
             self._fail(error)
             raise
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        return await _expected(self.inner.read_attachments(key, names))
 
     async def release(self, claim: Claim) -> None:
         await _expected(self.inner.release(claim))

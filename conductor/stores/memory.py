@@ -5,11 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from conductor.errors import Fenced
 from conductor.stores.base import (
     MAX_SESSIONS,
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     Meta,
     SessionKey,
@@ -24,6 +27,7 @@ from conductor.stores.base import (
 class _Session:
     meta: Meta = field(default_factory=lambda: Meta("", 0, 0, ""))
     commits: list[bytes] = field(default_factory=list)
+    attachments: dict[str, bytes] = field(default_factory=dict)
 
     def stored(self) -> Stored:
         first = self.meta.revision - len(self.commits) + 1
@@ -55,7 +59,15 @@ class MemoryStore:
         meta.token, meta.epoch, meta.updated = secrets.token_hex(16), meta.epoch + 1, time.time()
         return session.stored().claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         session = self._sessions.get(claim.key)
         if session is None:
             raise Fenced("This session was deleted or released.", gone=True)
@@ -66,8 +78,16 @@ class MemoryStore:
         if snapshot:
             session.commits.clear()
         session.commits.append(data)
+        for name in attachments.drop:
+            session.attachments.pop(name, None)
+        session.attachments.update(attachments.put)
         claim.revision = meta.revision = meta.revision + 1
         meta.commit_id, meta.updated = commit_id, time.time()
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        session = self._sessions.get(key)
+        kept = {} if session is None else session.attachments
+        return {name: kept[name] for name in names if name in kept}
 
     async def release(self, claim: Claim) -> None:
         """Delete the session: its grace is over, and memory keeps nothing longer."""

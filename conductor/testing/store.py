@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from conductor.errors import Conflict, Fenced, Rollback, StoreError, TooManySessions
 from conductor.identity import ANONYMOUS
-from conductor.stores.base import Claim, SessionKey, SessionLog, StoreOptions
+from conductor.stores.base import Attachments, Claim, SessionKey, SessionLog, StoreOptions
 
 MakeStore: TypeAlias = Callable[[StoreOptions], SessionLog]
 """Makes a store that is empty and not open yet."""
@@ -317,6 +317,49 @@ class StoreContract:
         await store.append(fresh, "commit-25", b"25", snapshot=True)
         assert await commits(store) == [b"25"]
 
+    # -- attachments
+
+    async def test_attachments_are_stored_with_their_commit_until_one_drops_them(
+        self, store: SessionLog
+    ) -> None:
+        claim = await store.claim(KEY)
+        long = bytes(range(256)) * 4_096
+        await store.append(claim, "commit-1", b"1", attachments=Attachments({"a": long, "b": b""}))
+        assert await store.read_attachments(KEY, ["b", "a", "c"]) == {"a": long, "b": b""}
+        claim = await store.claim(KEY)
+        assert list(claim.commits) == [b"1"]
+        await store.append(
+            claim, "commit-2", b"2", snapshot=True, attachments=Attachments({"c": b"c"}, ["b"])
+        )
+        await store.append(claim, "commit-3", b"3", attachments=Attachments({"a": b"new"}, ["gone"]))
+        assert await store.read_attachments(KEY, ["a", "b", "c"]) == {"a": b"new", "c": b"c"}
+        assert await store.read_attachments(KEY, []) == {}
+
+    async def test_a_refused_commit_changes_no_attachments(self, store: SessionLog) -> None:
+        former = await filled(store)
+        claim = await store.claim(KEY)
+        await store.append(claim, "commit-1", b"1", attachments=Attachments({"a": b"a"}))
+        other = Attachments({"a": b"other", "b": b"b"}, ["a"])
+        behind, ahead = (replace(claim, revision=claim.revision + by) for by in (-1, 1))
+        for refused, error in ((former, Fenced), (behind, Conflict), (ahead, Rollback)):
+            with pytest.raises(error):
+                await store.append(refused, "commit-2", b"2", attachments=other)
+        await store.append(claim, "commit-1", b"1", attachments=other)  # a repetition
+        assert await store.read_attachments(KEY, ["a", "b"]) == {"a": b"a"}
+
+    async def test_attachments_belong_to_their_session_and_go_with_it(self, store: SessionLog) -> None:
+        keys = [KEY, SessionKey("other", "s-1"), SessionKey("subject", "s-2")]
+        for key in keys:
+            await store.append(
+                await store.claim(key), "commit-1", b"1", attachments=Attachments({"a": key.subject.encode()})
+            )
+        assert await store.read_attachments(keys[1], ["a"]) == {"a": b"other"}
+        await store.delete("subject", "s-1")
+        claim = await store.claim(KEY)
+        await store.append(claim, "commit-1", b"1")
+        assert await store.read_attachments(KEY, ["a"]) == {}
+        assert await store.read_attachments(keys[2], ["a"]) == {"a": b"subject"}
+
     # -- release
 
     async def test_a_fenced_claim_releases_nothing(self, store: SessionLog) -> None:
@@ -422,6 +465,14 @@ class StoreContract:
         with pytest.raises(StoreError):
             await brief.append(claim, "commit-1", b"1")
         assert await commits(brief) == []
+
+    async def test_attachments_expire_with_their_session(self, brief: SessionLog) -> None:
+        claim = await filled(brief)
+        await brief.append(claim, "commit-1", b"1", attachments=Attachments({"a": b"a"}))
+        await expiry()
+        claim = await brief.claim(KEY)
+        await brief.append(claim, "commit-1", b"1")
+        assert await brief.read_attachments(KEY, ["a"]) == {}
 
     # -- the limit of a subject
 

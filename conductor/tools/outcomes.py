@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 from pydantic_core import to_json, to_jsonable_python
 
-from conductor.messages import ToolResult
+from conductor.images import Picture, Taken
+from conductor.messages import Image, ToolResult
 
 if TYPE_CHECKING:  # a type only
     from conductor.events.client import ToolResultEvent
@@ -60,25 +61,46 @@ class ToolMetadata(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
 
 class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a call, as the model reads it. ``timestamp`` is epoch milliseconds."""
+    """The outcome of a call, as the model reads it. ``timestamp`` is epoch milliseconds.
+
+    A toolset gives ``pictures``; the session checks them and makes ``images`` of them.
+    """
 
     success: bool
     data: Any
     error_message: str | None
     error_type: ErrorType
     metadata: ToolMetadata
+    images: tuple[Image, ...] = ()
+    pictures: tuple[Picture, ...] = ()
 
     def to_result(self, call_id: str, *, untrusted: bool = False) -> ToolResult:
         """Make the result that the history keeps; ``untrusted``: third parties wrote it."""
-        return ToolResult(call_id, self.content, not self.success, untrusted or self.metadata.untrusted)
+        return ToolResult(
+            call_id=call_id,
+            content=self.content,
+            is_error=not self.success,
+            untrusted=untrusted or self.metadata.untrusted,
+            images=self.images,
+        )
 
     @property
     def content(self) -> str:
-        return msgspec.json.encode(self).decode()
+        fields = {name: getattr(self, name) for name in _READ}
+        return msgspec.json.encode(fields).decode()
+
+
+# The fields of an outcome that a model reads as text.
+_READ = ("success", "data", "error_message", "error_type", "metadata")
 
 
 def succeeded(
-    data: Any, *, took_s: float = 0.0, notes: Sequence[str] = (), untrusted: bool = False
+    data: Any,
+    *,
+    took_s: float = 0.0,
+    notes: Sequence[str] = (),
+    untrusted: bool = False,
+    pictures: Sequence[Picture] = (),
 ) -> ToolOutcome:
     """Make the outcome of a call that succeeded; ``untrusted`` as in `ToolMetadata`."""
     size = len(data.encode()) if isinstance(data, str) else len(msgspec.json.encode(data))
@@ -88,6 +110,7 @@ def succeeded(
         error_message=None,
         error_type="none",
         metadata=_metadata(took_s, size, "", notes),
+        pictures=tuple(pictures),
     )
     return marked_untrusted(outcome) if untrusted else outcome
 
@@ -96,6 +119,14 @@ def marked_untrusted(outcome: ToolOutcome) -> ToolOutcome:
     """Mark an outcome as ``untrusted``."""
     replace = msgspec.structs.replace
     return replace(outcome, metadata=replace(outcome.metadata, untrusted=True))
+
+
+def with_images(outcome: ToolOutcome, taken: Taken) -> ToolOutcome:
+    """Add the images that were taken to an outcome, and a note of each that was refused."""
+    replace, metadata = msgspec.structs.replace, outcome.metadata
+    if taken.refusals:
+        metadata = replace(metadata, notes=(*metadata.notes, *taken.refusals))
+    return replace(outcome, metadata=metadata, images=taken.images, pictures=())
 
 
 def failed(error_type: ErrorType, message: str, *, reason: str = "", took_s: float = 0.0) -> ToolOutcome:

@@ -21,7 +21,7 @@ from conductor.server.listener import Listener
 from conductor.session.fields import SubjectRecords
 from conductor.session.session import Session
 from conductor.settings import load_settings
-from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionKey, SessionLog
 from tests.app import App
 from tests.conftest import IOS_CATALOG
 from tests.models import Script, ScriptedProvider
@@ -77,15 +77,23 @@ class LosesReplies(WiredStore):
         number = self.commits + ahead
         self.loses = lambda commit: commit == number
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         await self.append_gate.wait()
         self._reach()
         number, self.commits = self.commits, self.commits + 1
         if not self.loses(number):
-            await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+            await self.inner.append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
             return
         unanswered = deepcopy(claim)
-        await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
+        await self.inner.append(unanswered, commit_id, data, snapshot=snapshot, attachments=attachments)
         self.lost_replies += 1
         raise StoreUnavailable("The reply was lost.")
 

@@ -16,7 +16,7 @@ from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
-from conductor.stores.base import Claim
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim
 from tests.app import App
 from tests.conftest import IOS_CATALOG
 from tests.hasty import SHORT_S, hasten
@@ -210,10 +210,18 @@ class SlowStore(WiredStore):
         self.commit_gate = asyncio.Event()
         self.commit_gate.set()
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         self.committing.set()
         await self.commit_gate.wait()
-        await super().append(claim, commit_id, data, snapshot=snapshot)
+        await super().append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
 
 
 @pytest.mark.parametrize("present", [True, False])

@@ -18,7 +18,7 @@ from conductor.messages import ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.rate_limit import Admission
-from conductor.stores.base import Claim, SessionLog
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionLog
 from tests.app import WAIT
 from tests.hasty import SHORT_S, hasten
 from tests.models import Script
@@ -244,11 +244,19 @@ class Contested(LosesReplies):
         self.rival = rival
         self.contests = 0
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         if self.contests and any(getattr(record, "event_id", "") for record in decode(data).records):
             self.contests -= 1
             await self.rival.claim(KEY)
-        await super().append(claim, commit_id, data, snapshot=snapshot)
+        await super().append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
 
 
 async def test_a_transcript_that_rivals_prevent_ends_in_an_error(shelf: Shelf) -> None:

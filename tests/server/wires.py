@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from conductor.errors import StoreUnavailable
 from conductor.session.transport import Frame
-from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionKey, SessionLog
 from conductor.stores.memory import MemoryStore
 from tests.session.helpers import StoreProxy
 
@@ -40,10 +40,18 @@ class WiredStore(StoreProxy):
         self._reach()
         return await super().claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         await self.append_gate.wait()
         self._reach()
-        await super().append(claim, commit_id, data, snapshot=snapshot)
+        await super().append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
 
     async def release(self, claim: Claim) -> None:
         self.releasing.set()

@@ -21,7 +21,7 @@ from conductor.messages import AssistantMessage, Message, Note, ToolResult, User
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.session.inbound import learn
 from conductor.session.session import Session
-from conductor.stores.base import Claim
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.models import Script
@@ -104,13 +104,21 @@ class Killing(Disk):
         self.killed = asyncio.Event()
         self._never = asyncio.Event()
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         self.count += 1
         if self.count != self.at:
-            await super().append(claim, commit_id, data, snapshot=snapshot)
+            await super().append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
             return
         if self.kill in ("after", "doubt"):
-            await super().append(replace(claim), commit_id, data, snapshot=snapshot)
+            await super().append(replace(claim), commit_id, data, snapshot=snapshot, attachments=attachments)
         self.killed.set()
         if self.kill == "doubt":
             raise StoreUnavailable("away")

@@ -14,7 +14,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.session.inbound import handle
 from conductor.session.session import Session
-from conductor.stores.base import Claim
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.outcomes import ToolOutcome, failed, succeeded
@@ -32,8 +32,16 @@ class Recorded(StoreProxy):
         self.durable = inner.durable
         self._book = book
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
+        await self.inner.append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
         self._book.committed(decode(data))
 
 

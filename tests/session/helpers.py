@@ -33,7 +33,7 @@ from conductor.session.clients import ResumeAnswer
 from conductor.session.services import Services
 from conductor.session.session import Session
 from conductor.settings import Limits
-from conductor.stores.base import Claim, SessionKey, SessionLog, Stored
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionKey, SessionLog, Stored
 from conductor.stores.memory import MemoryStore
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.outcomes import ToolOutcome, succeeded
@@ -208,8 +208,16 @@ class StoreProxy:
     async def claim(self, key: SessionKey) -> Claim:
         return await self.inner.claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
-        await self.inner.append(claim, commit_id, data, snapshot=snapshot)
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
+        await self.inner.append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
 
     async def release(self, claim: Claim) -> None:
         await self.inner.release(claim)
@@ -223,6 +231,9 @@ class StoreProxy:
         since: float = 0.0,
     ) -> list[SessionKey]:
         return await self.inner.keys(subject, session_id, after, limit, since)
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        return await self.inner.read_attachments(key, names)
 
     async def read(self, key: SessionKey) -> Stored | None:
         return await self.inner.read(key)
@@ -274,7 +285,15 @@ class SlowStore(StoreProxy):
         self._states[key] = replay(claim.commits)
         return claim
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         assert claim.token not in self.running, "commits of one claim follow each other"
         self.running.add(claim.token)
         commit = decode(data)
@@ -287,7 +306,7 @@ class SlowStore(StoreProxy):
             if error is not None:
                 raise error
             unanswered = replace(claim)
-            await self.inner.append(unanswered, commit_id, data, snapshot=snapshot)
+            await self.inner.append(unanswered, commit_id, data, snapshot=snapshot, attachments=attachments)
             self.commits.append(commit)
             self.committed_ids.update(event.id for event in advance(self._states[claim.key], commit))
             await steps(self.after())

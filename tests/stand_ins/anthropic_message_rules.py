@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tests.stand_ins.anthropic_script import JsonObject, Refused, seal, signature_of
+from tests.stand_ins.picture_rules import check_picture
 
 
 def check_messages(
@@ -27,6 +28,7 @@ def check_messages(
             )
         for index, block in enumerate(content):
             _check_seals(block, f"messages.{number}.content.{index}")
+            _check_images(block, f"messages.{number}.content.{index}")
         checked.append({"role": message["role"], "content": content, "number": number})
     _check_pairs(checked)
     _check_ends(_merged(checked), issued)
@@ -52,6 +54,17 @@ def _check_seals(block: JsonObject, path: str) -> None:
             raise Refused(f"{path}: Invalid `signature` in `thinking` block")
     if block["type"] == "redacted_thinking" and block["data"][-64:] != seal(block["data"][:-64]):
         raise Refused(f"{path}: Invalid `data` in `redacted_thinking` block")
+
+
+def _check_images(block: JsonObject, path: str) -> None:
+    """Refuse images that are none, and images in the result of a failed call."""
+    if block["type"] == "image":
+        check_picture(block["source"]["media_type"], block["source"]["data"], path)
+    if block["type"] == "tool_result" and not isinstance(block.get("content", ""), str):
+        for part in block["content"]:
+            if part["type"] != "text" and block.get("is_error"):
+                raise Refused(f"{path}: all content must be type `text` if `is_error` is true")
+            _check_images(part, path)
 
 
 def _check_pairs(messages: list[JsonObject]) -> None:

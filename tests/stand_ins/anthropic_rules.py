@@ -49,9 +49,19 @@ class _ToolUse(_Strict, tag="tool_use"):
     cache_control: _Cache | None = None
 
 
+class _Base64(_Strict, tag="base64"):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class _Image(_Strict, tag="image"):
+    source: _Base64
+    cache_control: _Cache | None = None
+
+
 class _ToolResult(_Strict, tag="tool_result"):
     tool_use_id: _Id
-    content: str | list[_Text] = ""
+    content: str | list[_Text | _Image] = ""
     is_error: bool = False
     cache_control: _Cache | None = None
 
@@ -66,7 +76,7 @@ class _Redacted(_Strict, tag="redacted_thinking"):
 
 
 class _User(_Strict, tag="user", tag_field="role"):
-    content: str | list[_Text | _ToolResult]
+    content: str | list[_Text | _Image | _ToolResult]
 
 
 class _Assistant(_Strict, tag="assistant", tag_field="role"):

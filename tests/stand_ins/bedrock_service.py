@@ -26,6 +26,7 @@ from conductor.plugins.models.bedrock import BedrockProvider
 from tests.stand_ins.anthropic_script import Break, HttpFailure, JsonObject, Piece, Refused, Reply, words
 from tests.stand_ins.http_connection import Connection, HttpRequest
 from tests.stand_ins.model_service import ModelService, provider_options
+from tests.stand_ins.picture_rules import check_picture
 from tests.stand_ins.reply_writer import ReplyWriter
 
 _SHAPE = Session().get_service_model("bedrock-runtime").operation_model("ConverseStream").input_shape
@@ -82,6 +83,7 @@ def check(body: JsonObject, model: str) -> None:
             raise Refused(f"Expected toolResult blocks for: {open_ids}")
         open_ids = [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
         _check_family(message["content"], model)
+        _check_images(message["content"], model)
         if any("text" in block and not block["text"].strip() for block in message["content"]):
             raise Refused("The text field in the ContentBlock object is blank.")
     tools = body.get("toolConfig", {}).get("tools", ())
@@ -105,6 +107,18 @@ def check(body: JsonObject, model: str) -> None:
 
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _check_images(content: list[JsonObject], model: str) -> None:
+    """Refuse images to a model that does not see, and images that are none, which botocore does not see."""
+    for block in content:
+        _check_images(block.get("toolResult", {}).get("content", []), model)
+        if "image" not in block:
+            continue
+        if not ("anthropic." in model or "amazon.nova" in model):
+            raise Refused("This model doesn't support the image field. Remove image and try again.")
+        image = block["image"]
+        check_picture(f"image/{image['format']}", image["source"]["bytes"], "image")
 
 
 def _check_family(content: list[JsonObject], model: str) -> None:

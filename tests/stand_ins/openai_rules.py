@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tests.stand_ins.anthropic_script import JsonObject, Refused
+from tests.stand_ins.picture_rules import check_data_url
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _COMMON = {"model", "stream", "tools", "tool_choice", "parallel_tool_calls", "prompt_cache_key"}
@@ -131,6 +132,27 @@ def _check_text(value: Any, field_path: str) -> str:
     return value
 
 
+def _check_parts(content: Any, field_path: str, *, text: str = "text", image: str = "image_url") -> None:
+    """Refuse content that is neither a text nor a list of texts and images."""
+    if not isinstance(content, list):
+        _check_text(content, field_path)
+        return
+    if not content:
+        raise Refused(f"{field_path}: expected at least one part")
+    for part in content:
+        kind = part.get("type")
+        if kind == text and part.keys() == {"type", "text"}:
+            _check_text(part["text"], field_path)
+        elif kind == image == "image_url" and part.keys() == {"type", "image_url"}:
+            check_data_url(part["image_url"].get("url"), field_path)
+        elif kind == image == "input_image" and part.keys() == {"type", "image_url", "detail"}:
+            if part["detail"] not in ("auto", "low", "high"):
+                raise Refused(f"{field_path}: invalid detail")
+            check_data_url(part["image_url"], field_path)
+        else:
+            raise Refused(f"{field_path}: Invalid value: {kind!r}")
+
+
 def _check_messages(messages: Any) -> None:
     if not isinstance(messages, list) or not messages:
         raise Refused("'messages' must be a list that is not empty")
@@ -150,7 +172,9 @@ def _check_messages(messages: Any) -> None:
             waiting = [_checked_call(call, field_path) for call in message.get("tool_calls", [])]
         elif role not in ("system", "user") or (role == "system" and number):
             raise Refused(f"{field_path}: unexpected role {role!r}")
-        if role != "assistant" or not waiting:
+        if role == "user":
+            _check_parts(message.get("content"), field_path)
+        elif role != "assistant" or not waiting:
             _check_text(message.get("content"), field_path)
         roles.append(role)
     # As many chat templates want it.
@@ -217,7 +241,7 @@ def _check_item(
             if item.get("type") != kind or content[0]["type"] != "output_text":
                 raise Refused("Cannot determine type of 'item'")
             content = content[0]["text"]
-        _check_text(content, field_path)
+        _check_parts(content, field_path, text="input_text", image="input_image")
     elif kind == "function_call":
         _check_arguments(item, field_path)
         waiting.append(item["call_id"])
@@ -227,6 +251,6 @@ def _check_item(
         if item["call_id"] not in waiting:
             raise Refused(f"No tool call found for function call output with call_id {item['call_id']}")
         waiting.remove(item["call_id"])
-        _check_text(item.get("output"), field_path)
+        _check_parts(item.get("output"), field_path, text="input_text", image="input_image")
     elif kind != "reasoning":
         raise Refused(f"{field_path}: unexpected type {kind!r}")

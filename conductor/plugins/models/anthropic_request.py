@@ -15,7 +15,7 @@ from conductor.models.base import ModelRequest, ToolDefinition, folded, limit_of
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import digest, received_of, render
-from conductor.plugins.models.rendering import BEGINNING, Json, object_schema, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, object_schema, shown, user_text
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -127,9 +127,19 @@ class _TextBlock(msgspec.Struct, tag_field="type", tag="text", omit_defaults=Tru
     cache_control: CacheControlEphemeralParam | None = None
 
 
+class _Source(msgspec.Struct, tag_field="type", tag="base64"):
+    media_type: str
+    data: str
+
+
+class _Image(msgspec.Struct, tag_field="type", tag="image", omit_defaults=True):
+    source: _Source
+    cache_control: CacheControlEphemeralParam | None = None
+
+
 class _Result(msgspec.Struct, tag_field="type", tag="tool_result", omit_defaults=True):
     tool_use_id: str
-    content: str
+    content: str | list[_TextBlock | _Image]
     is_error: bool = False
     cache_control: CacheControlEphemeralParam | None = None
 
@@ -173,9 +183,10 @@ def _render(
         head["system"] = [system]
     first = running_turn(request.messages) if reasoning else sys.maxsize
     while True:
-        key = _History, claude, names, tools, request.system, first
+        key = _History, claude, names, tools, request.system, first, request.images is None
+        new = partial(_History, names, claude.provider, head, first, request.images)
         try:
-            history = folded(request, key, partial(_History, names, claude.provider, head, first))
+            history = folded(request, key, new)
         except _PrefixChanged as error:
             first = error.index + 1
         else:
@@ -193,7 +204,10 @@ class _PrefixChanged(Exception):
 class _History:
     """The messages of a history. ``first`` is the index of the first reply whose thinking may go back."""
 
-    def __init__(self, names: ToolNameMap, provider: str, head: Json, first: int) -> None:
+    def __init__(
+        self, names: ToolNameMap, provider: str, head: Json, first: int, images: Mapping[str, bytes] | None
+    ) -> None:
+        self.images = images
         self.has_reasoning = False
         self._names = names
         self._provider = provider
@@ -203,7 +217,7 @@ class _History:
         self._messages: list[_Message] = []
         # Of the user's message at the end. The service wants all results before any text.
         self._results: list[_Result] = []
-        self._texts: list[_TextBlock] = []
+        self._texts: list[_TextBlock | _Image] = []
         self._ids: dict[str, str] = {}
 
     def messages(self) -> list[_Message]:
@@ -216,12 +230,20 @@ class _History:
     def add(self, item: Message) -> None:
         """Add a message of the history. Raises `_PrefixChanged`."""
         if isinstance(item, ToolResult):
-            self._results.append(_Result(self._ids[item.call_id], user_text(item), item.is_error))
+            self._results.append(_Result(self._ids[item.call_id], self._content(item), item.is_error))
         elif not isinstance(item, AssistantMessage):
-            self._texts.append(_TextBlock(user_text(item)))
+            self._texts += [*self._images(item), _TextBlock(user_text(item, self.images))]
         elif item.text.strip() or item.calls:
             self._add_reply(item)
         self._count += 1
+
+    def _content(self, result: ToolResult) -> str | list[_TextBlock | _Image]:
+        text, images = user_text(result, self.images), self._images(result)
+        # The service refuses an error with anything but text.
+        return [_TextBlock(text), *images] if images and not result.is_error else text
+
+    def _images(self, item: Message) -> list[_Image]:
+        return [_Image(_Source(media_type, data)) for media_type, data in shown(item, self.images)]
 
     def _add_reply(self, item: AssistantMessage) -> None:
         self._messages = messages = self.messages()

@@ -97,12 +97,16 @@ def _adapted(messages: list[Json], model: str) -> list[Json]:
     for message in messages:
         # These models sign no reasoning.
         content = [block for block in message["content"] if "reasoningContent" not in block]
-        for number, (_, blocks) in enumerate(groupby(content, lambda block: "text" in block)):
+        for number, (_, blocks) in enumerate(groupby(content, _is_of_tool)):
             if number:
                 role, text = _BETWEEN[message["role"]]
                 apart.append({"role": role, "content": [{"text": text}]})
             apart.append({"role": message["role"], "content": list(blocks)})
     return apart
+
+
+def _is_of_tool(block: Json) -> bool:
+    return "toolUse" in block or "toolResult" in block
 
 
 def _tool(tool: Json) -> Json:
@@ -125,8 +129,13 @@ def _block(block: Json) -> Json:
             return {"toolUse": {"toolUseId": block["id"], "name": block["name"], "input": block["input"]}}
         case "tool_result":
             status = "error" if block.get("is_error") else "success"
-            content = [{"text": block["content"]}]
+            parts = block["content"]
+            content = [{"text": parts}] if isinstance(parts, str) else list(map(_block, parts))
             return {"toolResult": {"toolUseId": block["tool_use_id"], "content": content, "status": status}}
+        case "image":
+            source = block["source"]
+            kind = source["media_type"].removeprefix("image/")
+            return {"image": {"format": kind, "source": {"bytes": source["data"]}}}
         case "thinking":
             reasoning = {"text": block["thinking"], "signature": block["signature"]}
             return {"reasoningContent": {"reasoningText": reasoning}}

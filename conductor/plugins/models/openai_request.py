@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from conductor.plugins.models.rendering import (
     call_id,
     encode,
     object_schema,
+    shown,
     user_text,
 )
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -103,8 +105,20 @@ def function_of(tool: ToolDefinition, names: ToolNameMap) -> Json:
     return function
 
 
+class _Text(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Address(msgspec.Struct):
+    url: str
+
+
+class _Image(msgspec.Struct, tag_field="type", tag="image_url"):
+    image_url: _Address
+
+
 class _User(msgspec.Struct, tag_field="role", tag="user"):
-    content: str
+    content: str | list[_Text | _Image]
 
 
 class _System(msgspec.Struct, tag_field="role", tag="system"):
@@ -137,8 +151,9 @@ class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
 
 def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     running = running_turn(request.messages)
-    history = folded(request, (_History, names, source, running), partial(_History, names, source, running))
-    messages = [*history.messages]
+    key = _History, names, source, running, request.images is None
+    history = folded(request, key, partial(_History, names, source, running, request.images))
+    messages = [*history.messages, *history.pending()]
     if not messages or isinstance(messages[0], _Assistant):
         messages.insert(0, _User(BEGINNING))
     if request.system.strip():
@@ -149,25 +164,44 @@ def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[An
 class _History:
     """The messages of a history. ``running`` is the index where the running turn's replies begin."""
 
-    def __init__(self, names: ToolNameMap, source: str, running: int) -> None:
+    def __init__(
+        self, names: ToolNameMap, source: str, running: int, images: Mapping[str, bytes] | None
+    ) -> None:
         self.messages: list[Any] = []
+        self._images = images
+        # Of results, whose messages are texts only; they come after all results of a reply.
+        self._pictures: list[_Text | _Image] = []
         self._names = names
         self._source = source
         self._left = running
 
     def add(self, item: Message) -> None:
         """Add a message of the history."""
+        if not isinstance(item, ToolResult):
+            self.messages += self.pending()
+            self._pictures = []
         last = self.messages[-1] if self.messages else None
         if isinstance(item, AssistantMessage):
             if item.text.strip() or item.calls:
                 self._add_reply(item, last)
         elif isinstance(item, ToolResult):
-            self.messages.append(_Tool(call_id(item.call_id), user_text(item)))
-        elif isinstance(last, _User):
-            last.content += "\n\n" + user_text(item)
+            self.messages.append(_Tool(call_id(item.call_id), user_text(item, self._images)))
+            if pictures := _pictures(item, self._images):
+                text = f"[The images of the result of {call_id(item.call_id)}:]"
+                self._pictures += [_Text(text), *pictures]
         else:
-            self.messages.append(_User(user_text(item)))
+            user = _User(user_text(item, self._images))
+            if pictures := _pictures(item, self._images):
+                user = _User([*pictures, _Text(user_text(item, self._images))])
+            if isinstance(last, _User):
+                user = _joined(last, user)
+                self.messages.pop()
+            self.messages.append(user)
         self._left -= 1
+
+    def pending(self) -> list[_User]:
+        """Return the message with the images of the last results, if they have any."""
+        return [_User([*self._pictures])] if self._pictures else []
 
     def _add_reply(self, item: AssistantMessage, last: Any) -> None:
         text = item.text.rstrip()
@@ -179,6 +213,20 @@ class _History:
         rendered = _Assistant(text or None, calls)
         self.messages.append(rendered)
         _give_back(rendered, item, self._source, runs=self._left <= 0)
+
+
+def _pictures(item: Message, images: Mapping[str, bytes] | None) -> list[_Image]:
+    return [_Image(_Address(f"data:{kind};base64,{data}")) for kind, data in shown(item, images)]
+
+
+def _joined(first: _User, second: _User) -> _User:
+    if isinstance(first.content, str) and isinstance(second.content, str):
+        return _User(f"{first.content}\n\n{second.content}")
+    return _User([*_parts(first), *_parts(second)])
+
+
+def _parts(user: _User) -> list[_Text | _Image]:
+    return [_Text(user.content)] if isinstance(user.content, str) else user.content
 
 
 def _give_back(rendered: _Assistant, message: AssistantMessage, source: str, *, runs: bool) -> None:
@@ -216,4 +264,4 @@ def _prompt(request: ModelRequest) -> str:
 def _line(item: Message) -> str:
     if isinstance(item, AssistantMessage):
         return f"Assistant: {item.text.strip()}" if item.text.strip() else ""
-    return f"{'Result' if isinstance(item, ToolResult) else 'User'}: {user_text(item)}"
+    return f"{'Result' if isinstance(item, ToolResult) else 'User'}: {user_text(item, None)}"

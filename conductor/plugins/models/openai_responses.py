@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -34,7 +35,7 @@ from conductor.plugins.models.reasoning import (
     received_of,
     render,
 )
-from conductor.plugins.models.rendering import BEGINNING, Json, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, shown, user_text
 from conductor.plugins.models.service_errors import from_event, problem_of, read_problem
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -88,8 +89,20 @@ def _tools(tools: tuple[ToolDefinition, ...], names: ToolNameMap) -> list[Json]:
     return [{"type": "function", "strict": False, **function_of(tool, names)} for tool in tools]
 
 
+class _InputText(msgspec.Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class _Image(msgspec.Struct, tag_field="type", tag="input_image"):
+    image_url: str
+    detail: str = "auto"
+
+
+_Content: TypeAlias = str | list[_InputText | _Image]
+
+
 class _User(msgspec.Struct, tag_field="role", tag="user"):
-    content: str
+    content: _Content
 
 
 class _OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
@@ -110,20 +123,24 @@ class _Call(msgspec.Struct, tag_field="type", tag="function_call"):
 
 class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
     call_id: str
-    output: str
+    output: _Content
 
 
 def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     running = running_turn(request.messages)
-    history = folded(request, (_History, names, source, running), partial(_History, names, source, running))
+    key = _History, names, source, running, request.images is None
+    history = folded(request, key, partial(_History, names, source, running, request.images))
     return [*history.items] or [_User(BEGINNING)]
 
 
 class _History:
     """The items of a history. ``running`` is the index where the running turn's replies begin."""
 
-    def __init__(self, names: ToolNameMap, source: str, running: int) -> None:
+    def __init__(
+        self, names: ToolNameMap, source: str, running: int, images: Mapping[str, bytes] | None
+    ) -> None:
         self.items: list[Any] = []
+        self._images = images
         self._names = names
         self._source = source
         self._left = running
@@ -139,10 +156,15 @@ class _History:
                 received = None
             self.items += render(message, received, self._names, self._ids, text=_message, call=_call)
         elif isinstance(message, ToolResult):
-            self.items.append(_Output(self._ids[message.call_id], user_text(message)))
+            self.items.append(_Output(self._ids[message.call_id], self._content(message)))
         else:
-            self.items.append(_User(user_text(message)))
+            self.items.append(_User(self._content(message)))
         self._left -= 1
+
+    def _content(self, message: Message) -> _Content:
+        text = user_text(message, self._images)
+        images = [_Image(f"data:{kind};base64,{data}") for kind, data in shown(message, self._images)]
+        return [_InputText(text), *images] if images else text
 
 
 def _message(text: str) -> _Message:

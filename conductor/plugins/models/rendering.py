@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -11,9 +12,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Image, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, whole_characters
 from conductor.plugins.models.tool_names import ToolNameMap, with_hash
+from conductor.tools.media import label
 
 Json: TypeAlias = dict[str, Any]
 
@@ -55,14 +57,38 @@ def arguments_of(call: ToolCall) -> bytes:
 _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode
 
 
-def user_text(item: Message) -> str:
-    """Return the text of a message that is not the assistant's."""
-    if isinstance(item, UserMessage):
-        return item.text if item.text.strip() else _NO_WORDS
-    if isinstance(item, ToolResult):
-        return item.content if item.content.strip() else _NO_RESULT
+def user_text(item: Message, images: Mapping[str, bytes] | None) -> str:
+    """Return the text of a message that is not the assistant's, with a line for each image that is not shown.
+
+    ``images`` are the request's.
+    """
     assert not isinstance(item, AssistantMessage)
-    return f"[{item.text}]"
+    if isinstance(item, UserMessage):
+        text = item.text if item.text.strip() else _NO_WORDS
+    elif isinstance(item, ToolResult):
+        text = item.content if item.content.strip() else _NO_RESULT
+    else:
+        text = f"[{item.text}]"
+    hidden = [image for image in item.images if image.id not in (images or ()) or image.gone]
+    return "\n".join([text, *(_line(image, images) for image in hidden)])
+
+
+def _line(image: Image, images: Mapping[str, bytes] | None) -> str:
+    why = "an image that is no longer shown"
+    if images is None and not image.gone:
+        why = "an image that this model cannot see"
+    return f"[{why}: {label(image.media_type, image.size)[1:]}"
+
+
+def shown(item: Message, images: Mapping[str, bytes] | None) -> list[tuple[str, str]]:
+    """List the images of a message that the model gets: media types and base64."""
+    if images is None or isinstance(item, AssistantMessage):
+        return []
+    return [
+        (image.media_type, b64encode(images[image.id]).decode())
+        for image in item.images
+        if image.id in images and not image.gone
+    ]
 
 
 def without_marks(request: ModelRequest) -> ModelRequest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from typing import Any
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.stores.base import (
     MAX_SESSIONS,
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     Meta,
     SessionKey,
@@ -57,6 +59,9 @@ CREATE TABLE IF NOT EXISTS conductor_session(
 CREATE TABLE IF NOT EXISTS conductor_record(
     session bigint, revision bigint, data bytea NOT NULL, PRIMARY KEY(session, revision)
 );
+CREATE TABLE IF NOT EXISTS conductor_attachment(
+    session bigint, name text COLLATE "C", data bytea NOT NULL, PRIMARY KEY(session, name)
+);
 -- A function: a node that freezes in a transaction would keep its locks.
 CREATE OR REPLACE FUNCTION conductor_claim(
     of_subject text, of_session text, new_token text, ttl float8, most integer,
@@ -68,6 +73,7 @@ BEGIN
     SELECT * INTO meta FROM conductor_session WHERE subject=of_subject AND session_id=of_session FOR UPDATE;
     IF meta.updated < now_s - ttl THEN
         DELETE FROM conductor_record WHERE session=meta.id;
+        DELETE FROM conductor_attachment WHERE session=meta.id;
         UPDATE conductor_session SET epoch=0, revision=0, commit_id='' WHERE id=meta.id;
         meta.epoch := 0;
     END IF;
@@ -95,7 +101,8 @@ _NOW = "extract(epoch FROM clock_timestamp())::float8"
 _EXPIRED = f"updated < {_NOW} - $1::float8 AND (epoch=0 OR left(session_id, 1)<>'$')"
 _EXPIRE = f"""
 WITH gone AS (DELETE FROM conductor_session WHERE {_EXPIRED} RETURNING id),
-    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id)
+    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id),
+    beside AS (DELETE FROM conductor_attachment USING gone WHERE session=gone.id)
 SELECT count(*) FROM gone
 """
 _CLAIM = """
@@ -115,8 +122,20 @@ WITH owned AS (
     covered AS (
         DELETE FROM conductor_record USING owned
         WHERE $7 AND session=owned.id AND conductor_record.revision<owned.revision
+    ),
+    dropped AS (
+        DELETE FROM conductor_attachment AS a USING owned WHERE a.session=owned.id AND a.name=ANY($8::text[])
+    ),
+    put AS (
+        INSERT INTO conductor_attachment
+        SELECT owned.id, new.name, new.data FROM owned, unnest($9::text[], $10::bytea[]) AS new(name, data)
+        ON CONFLICT (session, name) DO UPDATE SET data=excluded.data
     )
 INSERT INTO conductor_record SELECT id, revision, $6 FROM owned RETURNING revision
+"""
+_READ_ATTACHMENTS = f"""
+SELECT name, data FROM conductor_attachment JOIN conductor_session ON id=session
+WHERE {_KEY} AND epoch>0 AND name=ANY($3::text[])
 """
 _FIND = f"SELECT {_META} FROM conductor_session WHERE {_KEY}"
 _DELETE = f"""
@@ -124,7 +143,8 @@ WITH gone AS (
         UPDATE conductor_session SET token='', epoch=0, revision=0, commit_id='', updated={_NOW}
         WHERE subject=$1 AND ($2::text IS NULL OR session_id=$2) AND epoch>0 RETURNING id
     ),
-    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id)
+    dropped AS (DELETE FROM conductor_record USING gone WHERE session=gone.id),
+    beside AS (DELETE FROM conductor_attachment USING gone WHERE session=gone.id)
 SELECT count(*) FROM gone
 """
 _LIST = """
@@ -170,7 +190,7 @@ class PostgresStore:
                 server_settings={"application_name": "conductor"},
                 reset=_keep,
             )
-            if await pool.fetchval("SELECT to_regclass('conductor_record')") is None:
+            if await pool.fetchval("SELECT to_regclass('conductor_attachment')") is None:
                 await pool.execute(_TABLES)
         except (*_FAILURES, ValueError) as error:
             address = describe(self.url)
@@ -193,13 +213,29 @@ class PostgresStore:
             raise too_many(self._max_sessions)
         return _stored(row).claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         names = (claim.key.subject, claim.key.session_id)
-        if await self._fetch(_APPEND, *names, claim.token, commit_id, claim.revision, data, snapshot):
+        put = attachments.put
+        beside = (list(attachments.drop), list(put), list(put.values()))
+        if await self._fetch(
+            _APPEND, *names, claim.token, commit_id, claim.revision, data, snapshot, *beside
+        ):
             claim.revision += 1
         else:
             rows = await self._fetch(_FIND, *names)
             settle(claim, commit_id, Meta(*rows[0]) if rows else None)
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        rows = await self._fetch(_READ_ATTACHMENTS, key.subject, key.session_id, list(names))
+        return {row["name"]: row["data"] for row in rows}
 
     async def release(self, claim: Claim) -> None:
         sql = f"UPDATE conductor_session SET token='' WHERE {_KEY} AND token=$3"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ from conductor.plugins.stores.redis_address import Login, RedisAddress
 from conductor.stores.base import (
     MAX_SESSIONS,
     NEVER_EXPIRES,
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     SessionKey,
     Stored,
@@ -204,13 +206,28 @@ class RedisStore:
         assert stored is not None
         return stored.claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         values = (claim.token, self._ttl(claim.key), claim.revision, commit_id, data)
-        reply = await self._write(scripts.COMMIT, claim.key, *values, "1" if snapshot else "")
+        put = (part for pair in attachments.put.items() for part in pair)
+        beside = (len(attachments.drop), *attachments.drop, *put)
+        reply = await self._write(scripts.COMMIT, claim.key, *values, "1" if snapshot else "", *beside)
         if reply == 1:
             claim.revision += 1
         else:
             settle(claim, commit_id, scripts.read_meta(reply))
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        name = scripts.attachments_name(self.prefix, key)
+        found = await self._send(name, lambda redis: redis.hmget(name, names)) if names else []
+        return {name: data for name, data in zip(names, found, strict=True) if data is not None}
 
     async def release(self, claim: Claim) -> None:
         await self._write(scripts.RELEASE, claim.key, claim.token)
@@ -223,7 +240,7 @@ class RedisStore:
         index, name = scripts.index_name(self.prefix, key.subject), scripts.session_name(self.prefix, key)
         arguments = (key.session_id, self._ttl_ms, self._max_sessions)
         # No transaction: the subject's index is in another slot of a cluster than the session.
-        counted = await self._send(index, lambda redis: _run(redis, scripts.COUNT, index, arguments))
+        counted = await self._send(index, lambda redis: _run(redis, scripts.COUNT, (index,), arguments))
         if not counted and not await self._send(name, lambda redis: redis.hexists(name, "epoch")):
             raise too_many(self._max_sessions)
 
@@ -274,14 +291,14 @@ class RedisStore:
     # -- commands; each may run more than once
 
     async def _write(self, script: str, key: SessionKey, *arguments: str | bytes | int) -> Any:
-        name = scripts.session_name(self.prefix, key)
+        name, beside = scripts.session_name(self.prefix, key), scripts.attachments_name(self.prefix, key)
 
         async def write(redis: Redis) -> Any:
             if not self._replicas:
-                return await _run(redis, script, name, arguments)
+                return await _run(redis, script, (name, beside), arguments)
             # WAIT covers the earlier writes of its connection.
             async with redis.pipeline(transaction=False) as pipeline:
-                await _run(redis, script, name, arguments, pipeline)
+                await _run(redis, script, (name, beside), arguments, pipeline)
                 reply, copies = await pipeline.execute_command(
                     "WAIT", self._replicas, self._wait_ms
                 ).execute()
@@ -304,9 +321,13 @@ class RedisStore:
 
 
 async def _run(
-    redis: Redis, script: str, name: str, arguments: Sequence[str | bytes | int], at: Redis | None = None
+    redis: Redis,
+    script: str,
+    names: Sequence[str],
+    arguments: Sequence[str | bytes | int],
+    at: Redis | None = None,
 ) -> Any:
-    return await redis.register_script(script)([name], arguments, at)
+    return await redis.register_script(script)(names, arguments, at)
 
 
 async def _recent(redis: Redis, names: Sequence[bytes], since: float) -> Iterator[bytes]:

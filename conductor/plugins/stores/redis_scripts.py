@@ -1,6 +1,7 @@
 """The scripts that run in Redis, and the names of its keys.
 
-A session is one hash: the fields of `Meta`, and its commits under their revisions.
+A session is one hash: the fields of `Meta`, and its commits under their revisions. Its attachments are
+another hash in the same slot, which a claim does not read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _COMMON = """
 local key = KEYS[1]
 local function touch(ttl)  -- 0: it does not expire
   redis.call('HSET', key, 'updated', redis.call('TIME')[1])
-  if ttl == '0' then redis.call('PERSIST', key) else redis.call('PEXPIRE', key, ttl) end
+  for _, name in ipairs(KEYS) do
+    if ttl == '0' then redis.call('PERSIST', name) else redis.call('PEXPIRE', name, ttl) end
+  end
 end
 """
 
@@ -33,7 +36,8 @@ return redis.call('HGETALL', key)
 COMMIT = (
     _COMMON
     + """
--- ARGV: token, milliseconds to live, revision, commit id, commit, 1 for a snapshot.
+-- ARGV: token, milliseconds to live, revision, commit id, commit, 1 for a snapshot; the number of
+-- attachments to drop, their names, and the new ones, each with its name before it.
 -- Returns 1 if the commit was appended, else the fields of the session.
 local found = redis.call('HMGET', key, 'token', 'epoch', 'revision', 'commit')
 local revision = found[3] or '0'
@@ -47,6 +51,9 @@ if ARGV[6] == '1' then
 end
 revision = revision + 1
 redis.call('HSET', key, 'revision', revision, 'commit', ARGV[4], revision, ARGV[5])
+local first = 8 + ARGV[7]
+for i = 8, first - 1 do redis.call('HDEL', KEYS[2], ARGV[i]) end
+for i = first, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
 touch(ARGV[2])
 return 1
 """
@@ -68,7 +75,7 @@ DELETE = (
 -- ARGV: milliseconds to live. A token that no claim has stays: it fences the owner, which would otherwise
 -- repair the loss as after a failover.
 local was = redis.call('HEXISTS', key, 'epoch')
-redis.call('DEL', key)
+redis.call('DEL', key, KEYS[2])
 redis.call('HSET', key, 'token', '')
 redis.call('PEXPIRE', key, ARGV[1])
 return was
@@ -94,6 +101,11 @@ return 1
 def session_name(prefix: str, key: SessionKey) -> str:
     """Name a session's key. The text in braces decides the hash slot; names have no braces."""
     return f"{prefix}:{{{_escaped(key.subject)}/{_escaped(key.session_id)}}}"
+
+
+def attachments_name(prefix: str, key: SessionKey) -> str:
+    """Name the key of a session's attachments; the pattern of sessions does not match it."""
+    return f"{session_name(prefix, key)}:attachments"
 
 
 def index_name(prefix: str, subject: str) -> str:

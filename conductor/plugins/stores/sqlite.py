@@ -6,7 +6,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ from conductor.errors import Rollback, SettingsError, StoreUnavailable
 from conductor.plugins.stores.sqlite_writer import Writer
 from conductor.stores.base import (
     MAX_SESSIONS,
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     Meta,
     SessionKey,
@@ -105,15 +107,29 @@ class SqliteStore:
         claim.losses = losses
         return claim
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         """Append a commit; it cannot be cancelled."""
-        meta = await self._run(partial(_append, claim, commit_id, data, snapshot=snapshot, now=self._now()))
+        work = partial(
+            _append, claim, commit_id, data, snapshot=snapshot, attachments=attachments, now=self._now()
+        )
+        meta = await self._run(work)
         if meta is None:
             claim.revision += 1
             return
         if meta.token != claim.token and claim.losses < self._losses:
             raise Rollback("The store has lost this claim.")
         settle(claim, commit_id, meta)
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        return await self._run(partial(_read_attachments, key, names))
 
     async def release(self, claim: Claim) -> None:
         sql = f"UPDATE session SET token='' WHERE {_KEY} AND token=?3"
@@ -231,7 +247,14 @@ def _stored(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Stored:
 
 
 def _append(
-    claim: Claim, commit_id: str, data: bytes, connection: sqlite3.Connection, *, snapshot: bool, now: float
+    claim: Claim,
+    commit_id: str,
+    data: bytes,
+    connection: sqlite3.Connection,
+    *,
+    snapshot: bool,
+    attachments: Attachments,
+    now: float,
 ) -> Meta | None:
     # None if the commit was appended, else the session's fields.
     names = (claim.key.subject, claim.key.session_id)
@@ -242,12 +265,31 @@ def _append(
     if snapshot:
         connection.execute("DELETE FROM record WHERE session=?", rows[0][:1])
     connection.execute("INSERT INTO record VALUES(?, ?, ?)", (*rows[0], data))
+    session = rows[0][0]
+    for name in attachments.drop:
+        connection.execute("DELETE FROM attachment WHERE session=? AND name=?", (session, name))
+    for name, content in attachments.put.items():
+        connection.execute("INSERT OR REPLACE INTO attachment VALUES(?, ?, ?)", (session, name, content))
     return None
+
+
+def _read_attachments(
+    key: SessionKey, names: Sequence[str], connection: sqlite3.Connection
+) -> dict[str, bytes]:
+    sql = f"""SELECT data FROM attachment JOIN session ON session.id=attachment.session
+        WHERE {_KEY} AND name=?3"""
+    found: dict[str, bytes] = {}
+    for name in names:
+        row = connection.execute(sql, (key.subject, key.session_id, name)).fetchone()
+        if row is not None and isinstance(row[0], bytes):
+            found[name] = row[0]
+    return found
 
 
 def _delete(where: str, values: Sequence[object], connection: sqlite3.Connection) -> int:
     rows = connection.execute(f"SELECT id FROM session WHERE {where} LIMIT {_DELETED}", values).fetchall()
     connection.executemany("DELETE FROM record WHERE session=?", rows)
+    connection.executemany("DELETE FROM attachment WHERE session=?", rows)
     connection.executemany("DELETE FROM session WHERE id=?", rows)
     return len(rows)
 

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 APPLICATION_ID = 0x436F6E64  # "Cond"
 
 _SCHEMA = (
@@ -40,6 +40,10 @@ _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS record(
         session INTEGER, revision INTEGER, data BLOB NOT NULL, PRIMARY KEY(session, revision)
     ) WITHOUT ROWID""",
+    # Not without a rowid, which is for small rows.
+    """CREATE TABLE IF NOT EXISTS attachment(
+        session INTEGER, name TEXT, data BLOB NOT NULL, PRIMARY KEY(session, name)
+    )""",
     f"PRAGMA application_id={APPLICATION_ID}",
     f"PRAGMA user_version={SCHEMA_VERSION}",
 )

@@ -6,13 +6,15 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from conductor.plugin import (
+    NO_ATTACHMENTS,
+    Attachments,
     Claim,
     Fenced,
     Meta,
@@ -29,6 +31,7 @@ class _File(msgspec.Struct):
     key: SessionKey
     meta: Meta
     commits: list[bytes]
+    attachments: dict[str, bytes] = {}
 
     def stored(self) -> Stored:
         first = self.meta.revision - len(self.commits) + 1
@@ -92,7 +95,15 @@ class FolderStore:
             self._save(file)
             return file.stored().claim(key)
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         with self._locked():
             file = self._load(self._path(claim.key))
             if file is None:
@@ -102,9 +113,18 @@ class FolderStore:
                 settle(claim, commit_id, meta)
                 return
             file.commits = [*(() if snapshot else file.commits), data]
+            kept = {
+                name: content for name, content in file.attachments.items() if name not in attachments.drop
+            }
+            file.attachments = {**kept, **attachments.put}
             meta.revision, meta.commit_id = meta.revision + 1, commit_id
             self._save(file)
             claim.revision = meta.revision
+
+    async def read_attachments(self, key: SessionKey, names: Sequence[str]) -> Mapping[str, bytes]:
+        file = self._load(self._path(key))
+        kept = {} if file is None else file.attachments
+        return {name: kept[name] for name in names if name in kept}
 
     async def release(self, claim: Claim) -> None:
         with self._locked():

@@ -26,7 +26,7 @@ from conductor.plugins.stores.redis_scripts import session_name
 from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.session.fields import SubjectRecords
 from conductor.settings import load_settings
-from conductor.stores.base import Claim, SessionKey, SessionLog
+from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim, SessionKey, SessionLog
 from conductor.stores.health import HealthCheckedStore
 from tests.app import WAIT, App
 from tests.conftest import IOS_CATALOG
@@ -134,11 +134,19 @@ class Odd(WiredStore):
 
     odd = 0
 
-    async def append(self, claim: Claim, commit_id: str, data: bytes, *, snapshot: bool = False) -> None:
+    async def append(
+        self,
+        claim: Claim,
+        commit_id: str,
+        data: bytes,
+        *,
+        snapshot: bool = False,
+        attachments: Attachments = NO_ATTACHMENTS,
+    ) -> None:
         if self.odd:
             self.odd -= 1
             raise RuntimeError("cannot switch to state 12; another operation (2) is in progress")
-        await super().append(claim, commit_id, data, snapshot=snapshot)
+        await super().append(claim, commit_id, data, snapshot=snapshot, attachments=attachments)
 
 
 def looks(request: ModelRequest) -> Script:

@@ -417,7 +417,7 @@ def test_a_file_of_another_format_is_refused_with_one_sentence_and_exit_code_2(
     assert code == 2
     assert problem == (
         f"conductor: The session store {path} has format {version}; this version of the server reads and "
-        "writes format 3.\n"
+        "writes format 4.\n"
     )
     assert path.read_bytes() == content
 

@@ -90,6 +90,7 @@ class TextProtocol:
                 tools=(),
                 max_tokens=limit_of(request, request.max_tokens or self._max_tokens),
                 stop=STOP,
+                images=None,
             )
             try:
                 async with (

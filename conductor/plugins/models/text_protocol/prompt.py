@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import ToolDefinition
-from conductor.plugins.models.rendering import arguments_of
+from conductor.plugins.models.rendering import arguments_of, user_text
 
 Style: TypeAlias = Literal["jsonl", "xml", "markdown-json"]
 
@@ -114,8 +114,8 @@ def messages(history: Iterable[Message], style: Style) -> list[Message]:
         items = list(group)
         results = [item for item in items if isinstance(item, ToolResult)]
         if results:
-            lines = [observation(names.get(result.call_id, ""), result.content) for result in results]
-            rendered.append(UserMessage("\n".join(lines)))
+            seen = ((names.get(result.call_id, ""), user_text(result, None)) for result in results)
+            rendered.append(UserMessage("\n".join(observation(*pair) for pair in seen)))
             continue
         for item in items:
             if isinstance(item, AssistantMessage):

@@ -1,0 +1,149 @@
+"""Images of tools and of the person: two turns see them, and bad ones are refused in words."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from typing import Any
+
+import pytest
+
+from tests.app import Shown
+from tests.dialogues import call, declared, results_of, talking
+from tests.models import AnthropicService, JsonObject, Reply
+from tests.pictures import JPEG, WEBP, jpeg_of, on_the_wire, png, webp_of
+
+SNAP = declared("snap", readOnlyHint=True)
+PICTURE = png(640, 480)
+GONE = "[an image that is no longer shown: image/png, "
+
+
+def snaps(*images: dict[str, str], text: str | None = "a photo") -> Any:
+    return {"snap": lambda _: Shown(text, images)}
+
+
+def images_of(request: JsonObject) -> list[tuple[str, bytes]]:
+    """List the images of a request, in the order of its blocks."""
+    found: list[tuple[str, bytes]] = []
+    for message in request["messages"]:
+        blocks = message["content"]
+        for block in [*blocks, *(part for b in blocks if b["type"] == "tool_result" for part in parts_of(b))]:
+            if block["type"] == "image":
+                found.append((block["source"]["media_type"], b64decode(block["source"]["data"])))
+    return found
+
+
+def parts_of(block: JsonObject) -> list[JsonObject]:
+    return [] if isinstance(block["content"], str) else block["content"]
+
+
+async def test_two_turns_see_an_image_and_then_it_is_a_line_of_text(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), *(Reply(text="Yes.") for _ in range(3))]
+    device = snaps(on_the_wire(PICTURE))
+    async with talking(claude, "images", tools=[SNAP], device=device) as phone:
+        for words in ("what do you see?", "is it blue?", "and now?"):
+            await phone.ask(words)
+        assert not phone.errors()
+    _, first, second, third = claude.requests
+    assert images_of(first) == images_of(second) == [("image/png", PICTURE)]
+    assert images_of(third) == [] and GONE in json.dumps(third)
+
+
+async def test_a_transcript_may_carry_images(claude: AnthropicService) -> None:
+    claude.replies.append(Reply(text="A cat."))
+    async with talking(claude, "images") as phone:
+        phone.say("what is this?", images=[on_the_wire(WEBP, "image/webp"), on_the_wire(JPEG, "image/jpeg")])
+        await phone.until("assistant.speech.final")
+    assert images_of(claude.requests[0]) == [("image/webp", WEBP), ("image/jpeg", JPEG)]
+
+
+BAD = {
+    "another type": (on_the_wire(JPEG), "is called image/png, and its first bytes are image/jpeg"),
+    "no image": (on_the_wire(b"<svg/>"), "is called image/png, and its first bytes are no image"),
+    "an unknown type": (on_the_wire(b"GIF89a", "image/gif"), "none of image/jpeg, image/png, image/webp"),
+    "no base64": ({"mimeType": "image/png", "data": "**"}, "not base64"),
+    "a PNG bomb": (on_the_wire(png(4_000, 4_000)), "4,000 x 4,000 pixels"),
+    "a JPEG bomb": (on_the_wire(jpeg_of(5_000, 5_000), "image/jpeg"), "5,000 x 5,000 pixels"),
+    "a WebP bomb": (on_the_wire(webp_of(16_000, 1_000), "image/webp"), "16,000 x 1,000 pixels"),
+    "too much": (on_the_wire(png(noise=800_000)), "the most is 1,048,576"),
+}
+
+
+@pytest.mark.parametrize(("image", "why"), BAD.values(), ids=BAD)
+async def test_the_model_reads_why_an_image_of_a_result_was_refused(
+    claude: AnthropicService, image: dict[str, str], why: str
+) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="I see nothing.")]
+    device = snaps(on_the_wire(PICTURE), image)
+    async with talking(claude, "images", "diagnostics", tools=[SNAP], device=device) as phone:
+        await phone.ask("what do you see?")
+        (told,) = phone.events("diagnostic")
+    assert told["payload"]["code"] == "refused_image" and why in told["payload"]["message"]
+    (read,) = results_of(claude.requests[-1])
+    assert read["success"] and read["data"] == "a photo" and why in read["metadata"]["notes"][0]
+    assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
+
+
+async def test_a_transcript_with_a_bad_image_is_refused_in_words(claude: AnthropicService) -> None:
+    async with talking(claude, "images") as phone:
+        since = len(phone.log)
+        phone.say("what is this?", images=[on_the_wire(png(4_000, 4_000))])
+        await phone.until("state idle", since=since)
+        (error,) = phone.errors()
+    assert error["code"] == "invalid_transcript" and "4,000 x 4,000 pixels" in error["message"]
+    assert not claude.requests
+
+
+async def test_a_fourth_image_is_refused_and_three_are_shown(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="Three.")]
+    pictures = [png(seed=number) for number in range(4)]
+    device = snaps(*map(on_the_wire, pictures))
+    async with talking(claude, "images", tools=[SNAP], device=device) as phone:
+        await phone.ask("what do you see?")
+    assert [data for _, data in images_of(claude.requests[-1])] == pictures[:3]
+    assert "more than 3 images" in json.dumps(claude.requests[-1])
+
+
+async def test_without_the_capability_images_are_ignored_with_a_hint(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="Nothing.")]
+    device = snaps(on_the_wire(PICTURE))
+    async with talking(claude, "diagnostics", tools=[SNAP], device=device) as phone:
+        await phone.ask("what do you see?")
+        (told,) = phone.events("diagnostic")
+    assert told["payload"]["code"] == "missing_capability" and "'images'" in told["payload"]["message"]
+    (read,) = results_of(claude.requests[-1])
+    assert read["data"] == "a photo" and images_of(claude.requests[-1]) == []
+
+
+@pytest.mark.parametrize("capabilities", [("images",), ()], ids=["with images", "without"])
+async def test_a_long_frame_is_read_only_from_a_client_that_sends_images(
+    claude: AnthropicService, capabilities: tuple[str, ...]
+) -> None:
+    claude.replies.append(Reply(text="Three."))
+    pictures = [png(noise=500_000, seed=number) for number in range(3)]
+    async with talking(claude, *capabilities) as phone:
+        phone.say("what are these?", images=[on_the_wire(picture) for picture in pictures])
+        if capabilities:
+            await phone.until("assistant.speech.final")
+            assert [data for _, data in images_of(claude.requests[0])] == pictures
+        else:
+            await phone.closed.wait()
+            assert phone.close_code == 1009 and not claude.requests
+
+
+async def test_long_words_are_refused_beside_images(claude: AnthropicService) -> None:
+    async with talking(claude, "images") as phone:
+        since = len(phone.log)
+        phone.say("a" * 70_000, images=[on_the_wire(PICTURE)])
+        await phone.until("state idle", since=since)
+        assert "event_too_large" in phone.errors()[0]["message"]
+
+
+async def test_a_late_result_shows_its_image_in_the_next_turn(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="It takes long."), Reply(text="A tree.")]
+    async with talking(claude, "images", tools=[SNAP], tool_timeout=0.2) as phone:
+        await phone.ask("what do you see?")
+        (asked,) = phone.events("snap")
+        phone.result(asked["payload"]["callId"], Shown("a photo", [on_the_wire(PICTURE)]))
+        await phone.until("assistant.speech.final", text="A tree.")
+    assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
