@@ -50,7 +50,7 @@ def test_a_module_opens_with_one_sentence_on_one_line() -> None:
     assert odd == []
 
 
-PURE_MODULES = 25
+PURE_MODULES = 28
 """Fewer of our modules than these decide what comes next; none of them does anything."""
 
 
