@@ -52,11 +52,11 @@ def standard_tools(
         tools.append(web_reader())
     if web_search is not None:
         tools.append(search_engine(web_search))
-    return (*_tools_without_settings(), *map(builtin_tool, tools))
+    return (*plain_tools(), *map(builtin_tool, tools))
 
 
 @cache
-def _tools_without_settings() -> tuple[PythonTool, ...]:
+def plain_tools() -> tuple[PythonTool, ...]:
     """Make the tools that every server has, once a process: a definition takes a millisecond."""
     tools: list[Callable[..., Any]] = [clock(), calculator, add_task, list_tasks, update_task]
     tools += [scheduler(), list_scheduled_tasks, cancel_scheduled_task]
