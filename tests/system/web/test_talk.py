@@ -34,6 +34,22 @@ async def test_a_first_visit_shows_instructions_and_asks_no_other_host(user: Pag
     assert len(user.hosts) == 1
 
 
+async def test_each_suggestion_is_understood_by_the_demo(user: PageUser) -> None:
+    answers = {
+        "What is 17% of 2,340?": "397.8",
+        "Switch on the lamp in the hall": "The lamp in the hall is on.",
+        "Delete the note Milk": "Milk",
+    }
+    buttons = user.page.locator("#suggestions button")
+    assert sorted(await buttons.all_inner_texts()) == sorted(answers)
+    for words, answer in answers.items():
+        await buttons.get_by_text(words, exact=True).click()
+        if not answer[0].isdigit():  # it asks first
+            await user.page.get_by_role("button", name=re.compile("^Allow")).first.click()
+        await user.answer(answer)
+        assert "demo model" not in await user.page.locator(".message.assistant").last.inner_text()
+
+
 async def test_a_turn_by_typing_shows_the_words_the_tools_and_the_answer(user: PageUser) -> None:
     await user.ask("what is 17% of 2340?", "397.8")
     assert await user.page.locator(".message").all_inner_texts() == [
