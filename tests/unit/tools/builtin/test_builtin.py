@@ -44,6 +44,12 @@ def test_the_definitions_are_sound() -> None:
         assert spec.open_world == spec.name.startswith("web_")
 
 
+def test_a_tool_is_defined_once_a_process() -> None:
+    first, second = standard_tools(), standard_tools()
+    assert all(tool is again for tool, again in zip(first, second, strict=True))
+    assert builtin_specs() is builtin_specs()
+
+
 def test_tools_without_their_settings_are_not_offered() -> None:
     names = [tool.spec.name for tool in standard_tools()]
     assert names == [line.split()[0] for line in KINDS.splitlines()[:8]]
