@@ -141,6 +141,7 @@ async def test_many_addresses_do_not_fill_the_log() -> None:
     [
         (upgrade(), 401, "no token"),
         (upgrade(f"/ws?token={TOKEN}x"), 401, "wrong token"),
+        (upgrade("/ws", "Origin: https://evil.example"), 403, "origin"),  # with and without a token
         (upgrade(f"/ws?token={TOKEN}", "Origin: https://evil.example"), 403, "origin"),
     ],
 )
