@@ -12,6 +12,8 @@ export class ConductorTranscript extends HTMLElement {
   said(text: string, note?: string): void;
   /** What is heard so far. An empty text removes it. */
   hearing(text: string): void;
+  /** The words said last are half a sentence: `hearing` follows. */
+  unfinished(): void;
   /** The reply was interrupted. Nothing more of it is drawn until `goOn`. */
   stop(): void;
   /** A turn begins or has ended. */

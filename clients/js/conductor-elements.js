@@ -128,6 +128,11 @@ export class ConductorTranscript extends HTMLElement {
     this.scrollTop = this.scrollHeight;
   }
 
+  /** What the person has said is half a sentence, and `hearing` follows. */
+  unfinished() {
+    this.#pending?.classList.add("partial");
+  }
+
   /** What is heard so far of what the person is saying; nothing: it was no speech, or `said` follows. */
   hearing(text) {
     const isPartial = this.#pending?.classList.contains("partial");

@@ -71,6 +71,7 @@ export function conversation(line) {
     said: (text, waits) => (log.said(text, waits && "Will be sent"), begun()),
     hearing: (text) => (log.hearing(text), begun()),
     heard: () => log.hearing(""),
+    unfinished: () => log.unfinished(),
     clear,
     /** The number of the assistant's messages so far. */
     get answers() {

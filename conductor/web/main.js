@@ -22,8 +22,10 @@ import { voice } from "./voice.js";
 import { waterfall } from "./waterfall.js";
 import { who } from "./who.js";
 
+const HOLD_MS = 1_200; // for the other half of a sentence
 const CAPABILITIES = [
-  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "pause", "segments", "metrics", "turns", "inspect", "goaway", "diagnostics",
+  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "pause", "segments", "metrics", "turns", "inspect", "goaway",
+  "diagnostics", "hints",
 ];
 
 const read = recordReader({ session: () => recall("session"), token: () => known });
@@ -69,12 +71,17 @@ let client;
 let inspects = false; // the server lists the session's tools
 let failures = 0; // to connect, in a row
 let known; // the token
+let half = ""; // of a sentence, while the server waits for the rest
+let unfinished; // shows the last words as half a sentence
 
 async function say(text) {
+  const words = `${half} ${text}`.trim();
+  unfinished = () => ((half = words), log.unfinished());
   // Words over a paused voice are drawn once the server has taken them: it may have been a mere "mhm".
   if (!speech.paused) {
     if (state.running) stop();
-    log.said(text, !state.connected);
+    if (half) log.heard();
+    log.said(words, !state.connected);
     state.set({ name: "thinking" });
   }
   const before = log.answers;
@@ -115,7 +122,7 @@ function hear(text) {
   if (overheard(text)) return;
   state.set({ hearing: true });
   client.hearing(text);
-  log.hearing(text);
+  log.hearing(`${half} ${text}`.trim());
 }
 
 function heard(text) {
@@ -149,6 +156,7 @@ const SHOWN = {
   "tool.call": ({ name, arguments: given }) => {
     if (name !== "convo.appendMessage") return;
     const { role, text } = JSON.parse(given);
+    if (role === "user") half = "";
     log.message(role, text);
   },
   "session.started"({ resumed, capabilities = [] }) {
@@ -209,6 +217,8 @@ function open() {
     onFinal: log.partial,
     onState,
     onApproval: cards.show,
+    onUnfinished: () => unfinished(),
+    holdUnfinishedMs: HOLD_MS,
     onEvent,
     onConnection: showConnection,
     WebSocket: FaultySocket,

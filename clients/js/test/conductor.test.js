@@ -53,6 +53,26 @@ test("sentences are spoken one after the other, beside the rest, until the perso
   await client.close();
 });
 
+test("the halves of a sentence are one turn, and both get its answer", async () => {
+  const unfinished = signal();
+  const client = open("js-halves", { onUnfinished: unfinished.resolve, holdUnfinishedMs: 10_000 });
+  const first = client.say("say good morning and");
+  await unfinished.promise;
+  const turns = await Promise.all([first, client.say("good night")]);
+  for (const turn of turns) {
+    assert.deepEqual([turn.ending, turn.reason, turn.finals.length], ["idle", "answered", 1]);
+    assert.match(turn.text, /good morning and good night/);
+  }
+  await client.close();
+});
+
+test("the recogniser learns the words of the tools", async () => {
+  const hinted = signal();
+  const client = open("js-hints", { onHints: hinted.resolve, tools: [{ ...NOTES, title: "Add a note" }] });
+  assert.deepEqual(await hinted.promise, ["Add a note"]);
+  await client.close();
+});
+
 /** A voice that plays its first sentence until it is stopped or the test ends it. */
 function lastingVoice() {
   const voice = { begun: signal(), end: signal(), stopped: signal(), resumed: signal(), spoken: [] };

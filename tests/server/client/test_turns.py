@@ -221,3 +221,29 @@ async def test_invalid_arguments_set_no_state() -> None:
     turn = wire.say("go")
     wire.hear(append_message("c1", "user", "go"), ToolCallEvent("c2", "convo.setState", "idle"))
     assert not turn.is_done
+
+
+async def test_the_halves_of_a_sentence_are_one_turn() -> None:
+    wire = Wire()
+    for are_named in (False, True):
+        wire.turns.are_named = are_named
+        first = wire.say("Milk and")
+        wire.hear(IDLE)
+        assert not first.is_done
+        second = wire.say("eggs")
+        wire.hear(THINKING, append_message("c", "user", "Milk and eggs"), SpeechFinal("Noted."))
+        if are_named:
+            ended = [TurnEndedEvent("t", turn.event_id, "answered") for turn in (first, second)]
+            wire.hear(*ended)
+        wire.hear(IDLE)
+        for turn in (first, second):
+            assert (await turn).finals == ["Noted."] and turn.ending == "idle"
+
+
+async def test_words_that_are_not_the_halves_of_a_message_are_turns_of_their_own() -> None:
+    wire = Wire()
+    first, second = wire.say("Milk"), wire.say("eggs")
+    wire.hear(THINKING, append_message("c", "user", "Milk"), SpeechFinal("One."))
+    wire.hear(THINKING, append_message("c", "user", "eggs"), SpeechFinal("Two."), IDLE)
+    assert ((await first).finals, (await second).finals) == (["One."], ["Two."])
+    assert first.ending == "followed"

@@ -418,3 +418,11 @@ async def test_the_ring_shows_the_level_of_the_chosen_microphone(browser: Any, a
         await tap(user)
         await user.state("listening")
         assert await user.page.evaluate("recognitions.at(-1).track.kind") == "audio"
+
+
+async def test_two_halves_of_a_sentence_are_one_message(user: PageUser) -> None:
+    await user.say("say good morning and")
+    await user.page.locator(".message.user.partial", has_text="good morning and").wait_for()
+    await user.say("good night")
+    await user.answer("good night")
+    assert await user.page.locator(".message.user").all_inner_texts() == ["say good morning and good night"]
