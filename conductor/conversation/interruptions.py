@@ -137,10 +137,12 @@ def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     ]
 
 
-def pause_over(view: View, event_id: str = "") -> list[r.Record]:
-    """Let the paused speech go on, if there is one."""
+def pause_over(view: View, event_id: str = "", text: str = "") -> list[r.Record]:
+    """Let the paused speech go on, if there is one, after the transcript ``event_id``."""
     pause = view.state.pause
-    return [r.PauseEnded(resumes=True, event_id=event_id, name=pause.name)] if pause is not None else []
+    if pause is None:
+        return []
+    return [r.PauseEnded(resumes=True, event_id=event_id, text=text, name=pause.name)]
 
 
 def resumes_at(view: View) -> int | None:

@@ -135,7 +135,7 @@ _BRACKETED = re.compile(
 def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken: Taken) -> Response:
     text, lang = event.text.strip(), event.lang or ""
     if view.state.pause is not None and not question_stands(view) and view.gate.is_backchannel(text, lang):
-        return pause_over(view, event_id)
+        return pause_over(view, event_id, text)
     answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
         return [*cut_paused(view).records, *answer] if isinstance(answer, list) else answer
@@ -272,11 +272,9 @@ def connected(
     ``profile`` is its declaration, which is not recorded yet. ``is_new``: it is not the connection before.
     """
     state, focus = view.state, view.state.focus
-    records: list[r.Record] = []
-    keeps_state = not is_new or (same_process and "resume" in profile.capabilities)
-    if not keeps_state or "pause" not in profile.capabilities:
-        records += pause_over(view)
-    if not keeps_state:
+    # Else the pause stands: the words that end it may have been lost with the old socket.
+    records: list[r.Record] = [] if "pause" in profile.capabilities else pause_over(view)
+    if is_new and not (same_process and "resume" in profile.capabilities):
         records += [r.ClientReplaced()] if state.handled_ids else []
         # A relaunched app would run them again, now and whenever it reconnects.
         withheld = [

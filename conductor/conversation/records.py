@@ -326,11 +326,12 @@ class SpeechPaused(Fact, frozen=True, kw_only=True):
 class PauseEnded(Fact, frozen=True, kw_only=True):
     """The pause of a speech ended: the speech, which the app calls ``name``, ``resumes``, or it was cut.
 
-    ``event_id`` is the transcript that changed nothing else, or the interruption.
+    ``event_id`` is the transcript that changed nothing else, with its ``text``, or the interruption.
     """
 
     resumes: bool
     event_id: str = ""
+    text: str = ""
     name: str = ""
 
 
@@ -349,7 +350,7 @@ class LateFinished(Fact, frozen=True):
 
 
 # Their ``text`` is the text of the transcript ``event_id``.
-TranscriptRecord: TypeAlias = InputQueued | TurnStarted | AnswerUnclear | QuestionDecided
+TranscriptRecord: TypeAlias = InputQueued | TurnStarted | AnswerUnclear | QuestionDecided | PauseEnded
 
 if TYPE_CHECKING:
     Record: TypeAlias = Fact

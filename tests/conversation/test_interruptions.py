@@ -122,7 +122,7 @@ ANNOUNCED = fold(
 # -- what follows
 
 HI, MHM, YES, NO = (client.TranscriptFinal(text) for text in ("hi", "mhm", "yes", "no"))
-GOES_ON = r.PauseEnded(resumes=True, event_id="e1", name="the speech")
+GOES_ON = r.PauseEnded(resumes=True, event_id="e1", text="mhm", name="the speech")
 CUT = r.PauseEnded(resumes=False)
 CUT_BY_EVENT = r.PauseEnded(resumes=False, event_id="e1")
 HEARD_ONE = f"One {CUT_HERE}"
@@ -191,12 +191,25 @@ def test_a_pause_concerns_this_speech(
 WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
     # A backchannel lets the speech go on, and changes nothing else.
     ("a backchannel", PAUSED, {}, MHM, [GOES_ON]),
-    ("a backchannel that may be an answer, without a question", PAUSED, {}, YES, [GOES_ON]),
+    (
+        "a backchannel that may be an answer, without a question",
+        PAUSED,
+        {},
+        YES,
+        [changed(GOES_ON, text="yes")],
+    ),
     ("a backchannel in a turn", PAUSED_IN_TURN, {}, MHM, [GOES_ON]),
     ("a backchannel over a reply that is being written", PAUSED_SEGMENTS, {}, MHM, [GOES_ON]),
     ("a backchannel in the queue's mode", PAUSED, QUEUE, MHM, [GOES_ON]),
     ("a backchannel before the stop", PAUSED, {"draining": True}, MHM, [GOES_ON]),
     ("a backchannel that was handled", fold(GOES_ON, state=PAUSED), {}, MHM, []),
+    (
+        "a backchannel that a former client said",
+        fold(GOES_ON, r.ClientReplaced(), state=PAUSED),
+        {},
+        MHM,
+        [],
+    ),
     ("a backchannel without a pause", SAID, {}, MHM, [changed(STARTS, text="mhm")]),
     # Other words interrupt, with the heard text that the pause told.
     ("words", PAUSED, {}, HI, [CUT, cut(SAID), STARTS]),
@@ -228,7 +241,7 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
         PAUSED_IN_LATER_TURN,
         QUEUE,
         HI,
-        [changed(GOES_ON, event_id=""), r.InputQueued("e1", "hi")],
+        [changed(GOES_ON, event_id="", text=""), r.InputQueued("e1", "hi")],
     ),
     (
         "words over the speech of the running turn, in the queue's mode",
@@ -537,7 +550,7 @@ def test_a_pause_ends_two_seconds_after_the_last_sign_of_speech(
     state: Conversation, facts: Facts, at: int | None
 ) -> None:
     assert resumes_at(view(state, **facts)) == at
-    ended = [changed(GOES_ON, event_id="")]
+    ended = [changed(GOES_ON, event_id="", text="")]
     assert due(view(state, now=UNTIL - 1, **facts)) == []
     assert due(view(state, now=UNTIL + 500, **facts)) == (ended if at is not None else [])
 

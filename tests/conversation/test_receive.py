@@ -913,7 +913,7 @@ def test_a_connection_is_shown_where_the_conversation_stands(
         (SAID, RESUME, SAME, [IDLE]),
         (SAID, VOICE, STALE, [IDLE]),
         (replaced(SAID), VOICE, {}, [IDLE]),
-        (PAUSED, PAUSES, {}, [GOES_ON, r.ClientReplaced(), IDLE]),
+        (PAUSED, PAUSES, {}, [r.ClientReplaced(), IDLE]),
         (PAUSED, PAUSES, SAME, [IDLE]),
         (PAUSED, PAUSES, STALE, [IDLE]),
         (PAUSED, RESUME, SAME, [GOES_ON, IDLE]),

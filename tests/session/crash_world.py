@@ -29,6 +29,7 @@ from tests.session.helpers import (
     SPOKEN,
     App,
     Disk,
+    Line,
     call,
     faults,
     later,
@@ -73,6 +74,8 @@ PLANS: Mapping[str, Sequence[Script]] = {
     "wrong": [[call("nobody.home"), call("device.do", "{")]],
     "owls": [[TextDelta(OWLS[:25]), 0.5, TextDelta(OWLS[25:60]), 0.5, TextDelta(OWLS[60:])]],
     "dots": [[TextDelta("One"), 1.0, TextDelta(" two"), 1.0, TextDelta(" three.")]],
+    "ask": [[TextDelta("There is a table at eight. Shall I book it?")]],
+    "tell": [[TextDelta("I will move it."), call("device.move", '{"x":1}')]],
     "hang": [[TextDelta("Let me see"), 900.0]],
 }
 
@@ -143,9 +146,65 @@ class Tools(Toolset):
         return succeeded({"ran": name})
 
 
+class Phone(App):
+    """An app that can pause: its speech is not over before it goes on, or the person's words have cut it.
+
+    With the capability it reads on while it speaks, and sends events in their order, as the libraries do.
+    """
+
+    def __init__(self, reply: Callable[[str, str], Awaitable[str | None]], store: Disk) -> None:
+        super().__init__(reply, store)
+        self.plays = asyncio.Event()
+        self.plays.set()
+        self._has_said = False
+        self._is_live = False
+
+    @property
+    def _reads_on(self) -> bool:
+        return "pause" in self.start_fields["capabilities"]
+
+    def open_line(self, session: Session, *, slow: bool = False) -> Line:
+        self._is_live = not self._reads_on
+        return super().open_line(session, slow=slow)
+
+    def _write(self, event: Event) -> None:
+        if self._is_live:  # else it is sent again after `session.started`, in its order
+            super()._write(event)
+
+    async def handle(self, event: Event) -> None:
+        if event["type"] != "session.started" or not self._reads_on:
+            await super().handle(event)
+
+    def pause(self, **fields: Any) -> str:
+        self.plays.clear()
+        self._has_said = False
+        return super().pause(**fields)
+
+    def say(self, text: str, **envelope: Any) -> str:
+        self._has_said = True
+        return super().say(text, **envelope)
+
+    def relaunch(self) -> None:
+        self.plays.set()
+        super().relaunch()
+
+    def receive(self, data: bytes) -> None:
+        super().receive(data)
+        payload = self.raw[-1]["payload"]
+        if self.raw[-1]["type"] == "session.started" and self._reads_on:
+            self._is_live = True
+            self._resend(payload.get("resend") or (), payload.get("drop") or ())
+        is_cut = self._has_said and shape_of(self.raw[-1]) == "append user"
+        if is_cut or self.raw[-1]["type"] == "audio.output.resume":
+            self.plays.set()
+
+
 @dataclass(frozen=True)
 class Walk:
-    """A script of the person and the app; ``exact``: nothing that it says depends on the time of a death."""
+    """A script of the person and the app; ``exact``: nothing that it says depends on the time of a death.
+
+    ``answers`` are words that a pause must not swallow: each is in the history, or its call has run.
+    """
 
     name: str
     script: Callable[[World], Awaitable[None]]
@@ -154,6 +213,7 @@ class Walk:
     limits: Mapping[str, Any] = field(default_factory=dict)
     exact: bool = True
     segments: bool = False
+    answers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,7 +240,7 @@ class World:
         limits = {"turn_timeout": 120.0, "turns_per_minute": 1e6, "stale_speech": 600.0, **walk.limits}
         services = make_services(brain, store=self.store, toolsets=[self.tools], mode=walk.mode, **limits)
         self.services = replace(services, catalog=CATALOG, speak_segments=walk.segments)
-        self.app = App(self._answer, self.store)
+        self.app = Phone(self._answer, self.store)
         self.app.wait_s = 100.0
         self.app.start_fields = {"capabilities": ["resume", "turns", *walk.capabilities]}
         self.words: list[str] = []
@@ -193,6 +253,7 @@ class World:
     async def _answer(self, name: str, call_id: str) -> str | None:
         if name == "tts.speak":
             await later(0.3)
+            await self.app.plays.wait()
             return SPOKEN
         if name.startswith("convo."):
             return SPOKEN
@@ -355,10 +416,18 @@ class World:
         if "segments" in self.walk.capabilities or self.walk.segments:
             text = " ".join(item.text for item in logged if isinstance(item, AssistantMessage))
             assert self.relaunches or len(app.speeches()) == len(set(app.speeches())), "spoken twice"
-            is_cut = any(event["type"] == "audio.output.interrupted" for event in self.app_events)
+            cutting = ("audio.output.interrupted", "audio.output.paused")
+            is_cut = any(event["type"] in cutting for event in self.app_events)
             assert is_cut or all(speech in text for speech in app.speeches()), (
                 "spoken, and not in the history"
             )
+        assert state.pause is None, "a speech is paused for ever"
+        assert app.plays.is_set(), "the app waits for ever"
+        for words, allowed in self.walk.answers.items():
+            may_be_withheld = allowed and self.relaunches  # a relaunched app may have run it
+            assert words in users or allowed in self.runs or may_be_withheld, f"{words!r} was swallowed"
+        if self.walk.answers and not self.relaunches:
+            assert not app.events("audio.output.resume"), "resumed over a question"
         results = [json.loads(item.content) for item in logged if isinstance(item, ToolResult)]
         unknown = sum(item["error_type"] in ("unknown", "cancelled") for item in results)
         return Seen(users, app.finals(), self.runs.copy(), Counter(self.tools.starts), unknown)

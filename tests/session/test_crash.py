@@ -49,6 +49,63 @@ async def interrupted_speech(world: World) -> None:
     world.say("hello")
 
 
+async def pause_speech(world: World, words: str) -> None:
+    """Begin to speak over the speech that plays, and say some words a little later, if there are any."""
+    world.app.pause(spokenText="Owls hunt")
+    await later(0.4)
+    if words:
+        world.app.say(words)
+        await later(0.2)
+
+
+async def paused_for_nothing(world: World) -> None:
+    world.say("owls")
+    await world.until("tts.speak")
+    for words in ("mhm", "okay, I see", "", "yes"):
+        await pause_speech(world, words)
+    await world.idle()
+    world.say("hello")
+
+
+async def paused_and_cut(world: World) -> None:
+    world.say("owls")
+    await world.until("tts.speak")
+    await pause_speech(world, "mhm")
+    await world.until(lambda event: event["payload"].get("reason") == "resumed")
+    world.app.pause(spokenText="Owls hunt at")
+    world.say("look")
+    await world.idle()
+
+
+async def paused_over_question(world: World) -> None:
+    world.say("ask")
+    await world.until("tts.speak")
+    await pause_speech(world, "yes")
+    await world.idle()
+
+
+async def paused_over_card(world: World) -> None:
+    world.say("tell")
+    card = await world.card()
+    world.app.send("approval.shown", {"approvalId": card["approvalId"]})
+    await later(1)
+    await pause_speech(world, "yes")
+    for _ in range(4):
+        await later(10)
+        if world.session.state.questions:
+            world.app.send("approval.shown", {"approvalId": card["approvalId"]})
+            await later(1)
+            world.app.say("yes please")
+    await world.idle()
+
+
+async def paused_prompt(world: World) -> None:
+    world.say("move")
+    await world.speech("May I")
+    await pause_speech(world, "yes")
+    await answer_by_voice(world, "yes please")
+
+
 async def interrupted_model(world: World) -> None:
     world.say("dots")
     await world.until("assistant.speech.partial")
@@ -273,6 +330,19 @@ WALKS = [
     walk("calls that are refused", says("wrong")),
     walk("every report", says("rounds", "both"), *ALL),
     walk("a speech is interrupted", interrupted_speech, exact=False),
+    walk("a speech is paused for nothing", paused_for_nothing, "pause", exact=False),
+    walk("a speech is paused and cut", paused_and_cut, "pause", exact=False),
+    walk("segments are paused for nothing", paused_for_nothing, "pause", "segments", exact=False),
+    walk("segments are paused and cut", paused_and_cut, "pause", "segments", exact=False),
+    walk("a reply that asks is paused", paused_over_question, "pause", answers={"yes": ""}, exact=False),
+    walk(
+        "a speech is paused over a card",
+        paused_over_card,
+        *("pause", "segments", "approval"),
+        answers={"yes": "device.move {'x': 1}"},
+        exact=False,
+    ),
+    walk("a prompt is paused", paused_prompt, "pause", answers={"yes": "device.move {'x': 1}"}, exact=False),
     walk("the model is interrupted", interrupted_model, exact=False),
     walk("a call is interrupted", interrupted_call, "cancel", exact=False),
     walk("words over the model", words_over_model, exact=False),
