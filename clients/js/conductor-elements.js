@@ -242,19 +242,23 @@ export class ConductorCard extends HTMLElement {
 
   #draw() {
     const { approvalId, name, title, risk, preview, refused, reasons = [] } = this.#request;
-    const heading = el("h2", { text: title || titled(name), id: `card-${approvalId}` });
+    const id = `card-${approvalId}`;
+    const heading = el("h2", { text: title || titled(name), id });
+    const danger = el("span", { class: "risk", text: RISKS[risk] ?? risk, id: `${id}-risk` });
+    const why = reasons.map((reason, index) => el("p", { text: reason, id: `${id}-${index}` }));
     this.className = `card ${risk === "high" ? "high" : ""}`;
     this.tabIndex = -1;
-    this.role = "article";
-    this.setAttribute("aria-labelledby", heading.id);
+    this.role = "alertdialog"; // is announced, and takes nothing of the page away
+    this.setAttribute("aria-labelledby", id);
+    this.setAttribute("aria-describedby", [danger, ...why].map((part) => part.id).join(" "));
     this.removeAttribute("data-answered");
     this.#tick();
     this.replaceChildren(
-      el("div", { class: "head" }, heading, el("code", { text: name }), el("span", { class: "risk", text: RISKS[risk] ?? risk }), this.#countdown),
+      el("div", { class: "head" }, heading, el("code", { text: name }), danger, this.#countdown),
       this.#arguments(),
       ...(preview ? [el("pre", { text: preview, tabindex: "0", "aria-label": "What it would do" })] : []),
       ...(refused ? [el("p", { class: "problem", role: "alert", text: refused })] : []),
-      ...reasons.map((reason) => el("p", { text: reason })),
+      ...why,
       this.#choices(),
       this.#note,
     );
@@ -284,20 +288,25 @@ export class ConductorCard extends HTMLElement {
       event.preventDefault();
       this.#decide("deny", { words: words.value.trim() || undefined });
     });
-    const edit = this.form ? [button("Edit", () => this.#edit(box))] : [];
+    const edit = this.form ? [button("Edit", ({ target }) => this.#edit(box, target))] : [];
     const box = el("div", { class: "fields" }, el("div", { class: "buttons" }, ...offered.map(allow), ...edit), denial);
     return box;
   }
 
-  #edit(before) {
+  #edit(before, pressed) {
     const form = this.form(this.#request);
     const run = () => {
       const edited = form.value();
       if (edited) this.#decide("edit", { arguments: edited });
     };
-    const back = () => (box.replaceWith(before), before.querySelector("button").focus());
+    const back = () => (box.replaceWith(before), pressed.focus());
     const buttons = el("div", { class: "buttons" }, button("Run with these", run, "primary"), button("Back", back));
     const box = el("div", { class: "fields" }, form.element, buttons);
+    box.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.stopPropagation(); // the page has another use for it
+      back();
+    });
     before.replaceWith(box);
     box.querySelector("input, select, textarea, button").focus();
   }

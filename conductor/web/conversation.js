@@ -15,7 +15,16 @@ export function conversation(line) {
   function begun() {
     const turns = entries.filter(({ role }) => role === "user").length + (log.isWaiting ? 1 : 0);
     welcome.hidden = turns >= SUGGESTED;
-    byId("talk").removeAttribute("data-empty");
+    place(false);
+  }
+
+  /** Until something was said, the round button comes first; the keyboard follows the same order. */
+  function place(isEmpty) {
+    const talk = byId("talk");
+    if (talk.hasAttribute("data-empty") === isEmpty) return;
+    talk.toggleAttribute("data-empty", isEmpty);
+    byId(isEmpty ? "composer" : "approvals").before(log);
+    log.tabIndex = isEmpty ? -1 : 0;
   }
 
   function append(element) {
@@ -40,7 +49,7 @@ export function conversation(line) {
     keep("entries", undefined);
     log.clear();
     welcome.hidden = false;
-    byId("talk").setAttribute("data-empty", "");
+    place(true);
   }
 
   function restore() {

@@ -256,6 +256,9 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
     match data, _decoded(call.arguments):
         case {"result": value}, {"expression": expression}:
             return f"{expression} is {value}."
+        case {"time": str(time), "weekday": day, "time_zone": str(zone)}, _:
+            place = zone.rpartition("/")[2].replace("_", " ")
+            return f"It is {time[11:16]} on {day} in {place}."
         case str(), _ if re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
             return _ended(data)
     return f"{name} answered: {_ended(_in_words(data))}"

@@ -58,6 +58,17 @@ window.SpeechSynthesisUtterance = class extends EventTarget {
 };
 """
 
+# The elements that the pointer does not reach at their middle and near their corners: they are outside of the
+# screen, cut off, or beneath another.
+OUT_OF_REACH = """(selector) => [...document.querySelectorAll(selector)].filter((element) => {
+  const { left, top, right, bottom } = element.getBoundingClientRect();
+  const [width, height] = [right - left, bottom - top];
+  return ![[0.5, 0.5], [0.15, 0.15], [0.85, 0.15], [0.15, 0.85], [0.85, 0.85]].every(([x, y]) => {
+    const hit = document.elementFromPoint(left + x * width, top + y * height);
+    return hit && element.contains(hit);
+  });
+}).map((element) => element.id || element.textContent)"""
+
 
 def missing(program: str) -> NoReturn:
     """Skip, or fail where the browser is required."""
@@ -177,6 +188,20 @@ class PageUser:
         """List the payloads of the server's events of a type."""
         events = (event for event in await self.events() if event["direction"] == "in")
         return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
+
+    async def resize(self, width: int, height: int) -> None:
+        await self.page.set_viewport_size({"width": width, "height": height})
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait until all is in its place: the round button shrinks and grows."""
+        motions = "document.getAnimations().filter((motion) => motion instanceof CSSTransition)"
+        await self.page.evaluate(f"Promise.allSettled({motions}.map((motion) => motion.finished))")
+
+    async def out_of_reach(self, selector: str) -> list[str]:
+        """List the elements that a pointer does not reach."""
+        unreached: list[str] = await self.page.evaluate(OUT_OF_REACH, selector)
+        return unreached
 
     async def axe(self, *rules: str) -> list[str]:
         """Look for barriers, by default of any kind; gives a line for each."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.system.web.browser import MEDIA, PageUser, serving, visiting
+from tests.system.web.states import Line
 from tests.system.web.test_talk import LAMP, NOTE, tap
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -106,39 +107,29 @@ async def test_a_browser_that_refuses_the_microphone_is_quoted_in_words(
 
 async def test_words_and_decisions_while_the_server_is_away_are_sent_when_it_is_back(browser: Any) -> None:
     async with serving() as address, visiting(browser) as user:
-        reachable = [True]
-
-        async def serve(socket: Any) -> None:
-            if reachable[0]:
-                socket.connect_to_server()
-            else:
-                await socket.close()
-
-        await user.page.route_web_socket("**/ws", serve)
+        line = Line()
+        await user.page.route_web_socket("**/ws", line.lead)
         await user.page.clock.install()
         await user.open(address)
         await user.say(LAMP)
         await user.page.locator(".card").wait_for()
-        reachable[0] = False
-        await user.tab("faults")
-        await user.page.click("#fault-cut")
+        await line.cut(user)
         await user.page.clock.run_for(60_000)  # by then the pauses between tries have their full length
         await user.page.get_by_text("The server is away.").wait_for()
         assert await user.axe() == []
         await user.page.clock.pause_at(await user.page.evaluate("Date.now() + 100"))  # no try of its own
         await user.page.get_by_role("button", name="Allow once").dispatch_event("click")
         await user.page.get_by_text("Your answer will be sent when the server is back.").wait_for()
-        reachable[0] = True
+        line.is_up = True
         await user.page.get_by_role("button", name="Try now").dispatch_event("click")
         await user.connected()
         await user.page.clock.resume()
         await user.answer("The lamp in the hall is on.")
         assert not await user.page.is_visible("#away")
-        reachable[0] = False
-        await user.page.click("#fault-cut")
+        await line.cut(user)
         await user.say("say hello")
         assert "Will be sent" in await user.page.locator(".message.user").last.inner_text()
-        reachable[0] = True
+        line.is_up = True
         await user.answer("hello")
         assert "Will be sent" not in await user.page.locator(".message.user").last.inner_text()
         user.problems.clear()  # the browser's line about the check of the token

@@ -19,16 +19,6 @@ QUESTIONS = {
     "medium": ('call lamp.switch with {"room":"hall","on":true}', "Always"),
     "high": ('call note.delete with {"title":"Milk"}', "Always, these arguments only"),
 }
-# The elements that the pointer does not reach at their middle and near their corners: they are outside of the
-# screen, cut off, or beneath another.
-OUT_OF_REACH = """(selector) => [...document.querySelectorAll(selector)].filter((element) => {
-  const { left, top, right, bottom } = element.getBoundingClientRect();
-  const [width, height] = [right - left, bottom - top];
-  return ![[0.5, 0.5], [0.15, 0.15], [0.85, 0.15], [0.15, 0.85], [0.85, 0.85]].every(([x, y]) => {
-    const hit = document.elementFromPoint(left + x * width, top + y * height);
-    return hit && element.contains(hit);
-  });
-}).map((element) => element.id || element.textContent)"""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -39,16 +29,9 @@ async def address() -> AsyncIterator[str]:
 
 
 async def picture(user: PageUser, name: str) -> None:
-    # The button in the middle shrinks before all is in its place.
-    motions = "document.getAnimations().filter((motion) => motion instanceof CSSTransition)"
-    await user.page.evaluate(f"Promise.all({motions}.map((motion) => motion.finished))")
+    await user.settled()
     PICTURES.mkdir(parents=True, exist_ok=True)
     await user.page.screenshot(path=str(PICTURES / f"{name}.png"))
-
-
-async def out_of_reach(user: PageUser, selector: str) -> list[str]:
-    unreached: list[str] = await user.page.evaluate(OUT_OF_REACH, selector)
-    return unreached
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -58,10 +41,10 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
 ) -> None:
     await user.page.set_viewport_size({"width": width, "height": height})
     await picture(user, f"{width}x{height}-first")
-    assert await out_of_reach(user, "#what, #composer, #microphone, #suggestions button, #views button") == []
+    assert await user.out_of_reach("#what, #composer, #microphone, #suggestions button, #views button") == []
     await user.ask("say good morning", "good morning")
     await picture(user, f"{width}x{height}-talk")
-    assert await out_of_reach(user, "#composer, #microphone, .message, #views button") == []
+    assert await user.out_of_reach("#composer, #microphone, .message, #views button") == []
     question, always = QUESTIONS[risk]
     await user.say(question)
     await user.page.locator(".card").wait_for()
@@ -69,8 +52,8 @@ async def test_every_button_of_a_card_is_in_reach_on_a_short_screen(
     await picture(user, f"{width}x{height}-{risk}")
     buttons = await user.page.locator(".card button").all_inner_texts()
     assert buttons == ["Allow once", "For this session", always, "Edit", "Deny"]
-    assert await out_of_reach(user, ".card, .card button, .card input, #composer, #views button") == []
-    assert await out_of_reach(user, "#room-heading, #lamps li, #notes li") == []
+    assert await user.out_of_reach(".card, .card button, .card input, #composer, #views button") == []
+    assert await user.out_of_reach("#room-heading, #lamps li, #notes li") == []
     sentence = await user.page.locator(".message.user").last.bounding_box()
     assert sentence["y"] >= (await user.page.locator("#conversation").bounding_box())["y"]
     card = await user.page.locator(".card").bounding_box()

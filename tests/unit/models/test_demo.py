@@ -287,15 +287,12 @@ async def test_each_example_is_understood_and_none_is_a_tools_name(tools: Sequen
 async def test_several_requests_are_called_for_in_one_reply(rng: random.Random) -> None:
     percent, number = rng.randrange(2, 99), rng.randrange(1000, 9000)
     value = f"{percent * number / 100:.15g}"
-    moment = {"time": "2031-04-02T17:05:00+09:00", "weekday": "Wednesday"}
+    moment = {"time": "2031-04-02T17:05:00+09:00", "weekday": "Wednesday", "time_zone": "Asia/Tokyo"}
     talk = TerminalChat(get_current_time=result_is(moment), calculator=result_is({"result": value}))
     words = await talk.hear(f"What is {percent}% of {number}, and what time is it in Tokyo?")
     assert [name for name, _ in talk.calls] == ["calculator", "get_current_time"]
     assert len(talk.rounds) == 1
-    assert words == (
-        f"{percent}% of {number} is {value}. "
-        "Get current time answered: time is 2031-04-02T17:05:00+09:00 and weekday is Wednesday."
-    )
+    assert words == f"{percent}% of {number} is {value}. It is 17:05 on Wednesday in Tokyo."
 
 
 # -- failures
