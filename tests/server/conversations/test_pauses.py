@@ -264,7 +264,7 @@ async def test_a_pause_that_was_lost_with_the_connection_is_made_good(claude: An
 
 async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: AnthropicService) -> None:
     claude.replies += [Reply(text=LONG)]
-    async with app(claude) as phone:
+    async with app(claude, pause_timeout=0.2) as phone:
         speech_id = await speech(phone)
         await paused(phone, speech_id)
         phone.start_fields["capabilities"] = ["pause", "resume", "turns"]
@@ -272,6 +272,7 @@ async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: Anthrop
         phone.relaunch()
         since = len(phone.log)
         await phone.open()
+        await phone.until("audio.output.resume", since=since)
         assert await phone.until("tts.speak", since=since)
 
 
