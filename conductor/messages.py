@@ -41,11 +41,13 @@ class UserMessage(Illustrated, frozen=True, tag="user", omit_defaults=True):
 class Note(Illustrated, frozen=True, tag="note", omit_defaults=True):
     """A message of the server to the model: a late result, or the end of an agent.
 
-    ``untrusted``: part of it comes from third parties and may contain injected instructions.
+    ``untrusted``: part of it comes from third parties and may contain injected instructions. ``passing``:
+    only the requests of one turn have it, so a prompt cache ends before it.
     """
 
     text: str
     untrusted: bool = False
+    passing: bool = False
 
 
 class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,7 +68,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant", omit_defaul
     """One reply of the model: text, calls, or both.
 
     ``opaque`` holds blocks that the provider ``provider`` needs back unchanged (such as thinking), as JSON
-    text; other providers ignore it. ``untrusted``: the call is a program's, which wrote its arguments.
+    text; other providers ignore it. ``untrusted``: the call is a program's, which wrote its arguments, or the
+    model had untrusted facts.
     """
 
     text: str = ""

@@ -34,6 +34,7 @@ KEPT = (
     "audio.output.paused",
     "approval.response",
     "agent.completed",
+    "context.add",
 )
 """Events that an app with the capability ``resume`` keeps until ``event.ack`` names them."""
 NOT_COUNTED = ("assistant.speech.partial", "session.ping", "session.started", "event.ack")

@@ -226,6 +226,12 @@ export interface Client {
   interrupt(heard?: { spokenText?: string; playedMs?: number; reason?: string }): void;
   /** Stop the running turn, but not the speech. */
   cancelResponse(): void;
+  /**
+   * Tell the model a fact without a turn. A fact with a `key` replaces the former one, and an empty text removes it. It ends
+   * after `ttlS` seconds. `untrusted`: others have written it. It waits for a connection, and throws for a fact that the
+   * server would refuse.
+   */
+  addContext(text: string, options?: { key?: string; ttlS?: number; untrusted?: boolean }): void;
   /** Decide a card. Throws `Error` for a question that is not open. */
   decide(approvalId: string, decision: Decision, options?: DecisionOptions): void;
   /** Use a new token of the same person, also for later connections; `session.goaway` says `token_expires`. */

@@ -1,5 +1,7 @@
 // A client of Conductor's protocol (docs/protocol.md) for browsers and Node.
-const SERVED = ["resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway", "diagnostics"];
+const SERVED = [
+  "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics", "goaway", "diagnostics",
+];
 const SUPERSEDED = 4409; // another connection serves the session: do not reconnect
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
 // Events that no replay repeats.
@@ -11,6 +13,7 @@ const PASSING = new Set([
 const REMEMBERED = 2_000; // ids of events and calls
 const SAVED_IDS = 500; // of these, saved over a reload
 const STORED_MS = 7 * 24 * 3_600_000;
+const MAX_FACT = 2_000; // characters
 const KEPT = 128; // events that wait for their acknowledgement
 const UNSENT_TRANSCRIPTS = 8;
 const TRANSCRIPT_MS = 60_000; // an older transcript is not sent again
@@ -181,12 +184,13 @@ class Outbox {
     this.entries = this.entries.filter(({ event: { type, payload } }) => type !== "tool.result" || !callIds.has(payload.callId));
   }
 
-  /** Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all but transcripts. */
+  /** Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all but transcripts and facts. */
   expire(gone, pauseId) {
     const now = Date.now();
     this.entries = this.entries.filter(({ event: { id, type }, at }) => {
       if (type === "user.audio.transcript.final") return now - at < TRANSCRIPT_MS;
       if (type === "audio.output.paused") return !gone && id === pauseId;
+      if (type === "context.add") return true; // it holds in a new session, too
       return !gone && (type !== "audio.output.interrupted" || now - at < INTERRUPTION_MS);
     });
   }
@@ -447,6 +451,12 @@ class Client {
     this.#pause = null;
     pause?.over.abort();
     return pause !== null;
+  }
+
+  addContext(text, { key, ttlS, untrusted } = {}) {
+    if ([...text].length > MAX_FACT) throw new RangeError(`A fact has at most ${MAX_FACT} characters.`);
+    if (!text && !key) throw new RangeError("A fact without a key has a text.");
+    this.#keep(this.#event("context.add", { key, text: clean(text), ttlS, untrusted }));
   }
 
   cancelResponse() {
@@ -784,7 +794,7 @@ class Client {
     if (eventId === this.#startId && !this.#live) {
       if (FINAL_ERRORS.has(code)) this.#end(new Error(`${message} (${code})`), 1000, code);
       else if (code !== "store_unavailable") this.#drop(message, retryAfterMs); // the server tries that itself
-    } else if (entry?.event.type === "user.audio.transcript.final") this.#outbox.remove([eventId]);
+    } else if (entry && (entry.event.type === "user.audio.transcript.final" || code === "invalid_event")) this.#outbox.remove([eventId]);
     else if (entry && code === "store_unavailable") {
       this.#later(RETRY_MS, () => {
         if (!this.#outbox.has(eventId)) return;

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec import ValidationError, convert, to_builtins
 from msgspec.json import encode
 from msgspec.structs import replace
 
@@ -76,7 +77,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 DEFAULT_CAPABILITIES = (
-    *("resume", "tools", "cancel", "lease", "late", "activity", "pause", "turns", "diagnostics"),
+    *("resume", "tools", "cancel", "lease", "late", "activity", "pause", "turns", "context", "diagnostics"),
 )
 """Capabilities that the library implements alone. Without ``tools`` the server would offer its catalog.
 ``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
@@ -330,6 +331,25 @@ class Client(Connections):
             await self.flush()
         return True
 
+    async def add_context(
+        self, text: str, *, key: str | None = None, ttl_s: float | None = None, untrusted: bool = False
+    ) -> None:
+        """Tell the model a fact from the next turn on, without a turn (capability ``context``).
+
+        A fact with a ``key`` replaces the former one, and an empty text removes it. It ends after ``ttl_s``
+        seconds. ``untrusted``: others have written it. With ``reconnect`` it waits for a connection; without
+        a connection it raises `ConnectionLost`. Raises `ValueError` for a fact that the server would refuse.
+        """
+        event = outbound.ContextAdd(text=text, key=key, ttl_s=ttl_s, untrusted=untrusted)
+        try:
+            convert(to_builtins(event), outbound.ContextAdd)
+        except ValidationError as error:
+            raise ValueError(str(error)) from None
+        if not self._retries:
+            self.require()
+        self.add(event)
+        await self.flush()
+
     async def cancel_response(self) -> bool:
         """Stop the running turn silently (capability ``cancel``), as a stop button does.
 
@@ -419,6 +439,8 @@ class Client(Connections):
                     self.discard(event_id)
                 elif event.code == "store_unavailable":
                     self.spawn(self.retry(event_id))
+                elif event.code == "invalid_event":
+                    self.discard(event_id)
             case server.ToolCallEvent():
                 self._calls.queue(event)
                 pause = self._calls.pause

@@ -14,9 +14,12 @@ from msgspec.structs import replace
 from conductor.conversation import records as r
 from conductor.conversation.events import events
 from conductor.conversation.ids import reply_id, segments_id, slot_id, speech_id, ui_call_id
-from conductor.conversation.phrases import CONTINUE, NOTHING_CAME
+from conductor.conversation.phrases import CONTINUE, NOTHING_CAME, app_facts
 from conductor.conversation.state import (
+    MAX_FACTS,
+    MAX_FACTS_BYTES,
     MAX_NOTICES,
+    AppFact,
     Conversation,
     Event,
     Input,
@@ -25,6 +28,7 @@ from conductor.conversation.state import (
     Question,
     Speech,
     Turn,
+    TurnFacts,
     checksum,
     former_id,
 )
@@ -115,9 +119,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             _bound(state.former_ids, MAX_HANDLED)
             state.handled_ids = {}
         case r.CallsWithheld():
-            for event_id in record.event_ids:
-                if event_id in state.outbound:
-                    state.outbound[event_id].withheld = True
+            _withhold(state, record)
         case r.FieldSet():
             state.fields[record.name] = record.value
             if not record.value:
@@ -126,6 +128,8 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             _queue(state, record)
         case r.NoticeTaken():
             _add_notice(state, record.notice)
+        case r.ContextAdded():
+            _add_fact(state, record.fact, at)
         case r.SpeechCut() if record.speech_id in state.speeches:
             _cut(state, state.speeches[record.speech_id], record.text)
         case r.SpeechPaused():
@@ -214,6 +218,12 @@ def _claim(state: Conversation, record: r.Claimed, at: int) -> None:
         question.expires_at = max(question.expires_at, at + RETURN_MS)
 
 
+def _withhold(state: Conversation, record: r.CallsWithheld) -> None:
+    for event_id in record.event_ids:
+        if event_id in state.outbound:
+            state.outbound[event_id].withheld = True
+
+
 def _add_notice(state: Conversation, notice: Notice) -> None:
     if notice.late or all(notice.text != waiting.text for waiting in state.notices):
         state.notices = [*state.notices, notice]
@@ -274,11 +284,21 @@ def _queue(state: Conversation, record: r.InputQueued) -> None:
     state.queue.append(waiting)
 
 
+def _add_fact(state: Conversation, added: AppFact, at: int) -> None:
+    """Replace the fact of this name, or remove it; the oldest ones go first."""
+    facts = [fact for fact in state.facts if fact.stands(at) and fact.name != added.name]
+    facts += [added] if added.text else []
+    while len(facts) > MAX_FACTS or sum(len(fact.text.encode()) for fact in facts) > MAX_FACTS_BYTES:
+        del facts[0]
+    state.facts = tuple(facts)
+
+
 # -- a turn
 
 
 def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
     _trim(state, record.trim)
+    begins = state.log_end
     if record.summary is not None:
         state.summary = record.summary
     state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
@@ -297,6 +317,7 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         _keep_images(state, record.images)
     transcripts = [event_id for waiting in waited for event_id in waiting.earlier]
     transcripts += [record.event_id] if record.event_id else []
+    state.facts = tuple(fact for fact in state.facts if fact.stands(at))
     state.turn = Turn(
         id=f"turn_{slot_id(state)}",
         cause=record.cause,
@@ -304,7 +325,15 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         transcripts=transcripts[-MAX_TRANSCRIPTS:],
         started_at=at,
         lang=record.lang,
+        facts=_turn_facts(state, begins) if record.cause in ("transcript", "news") else None,
     )
+
+
+def _turn_facts(state: Conversation, position: int) -> TurnFacts | None:
+    if not state.facts:
+        return None
+    is_untrusted = any(fact.untrusted for fact in state.facts)
+    return TurnFacts(Note(app_facts(state.facts), is_untrusted, passing=True), position)
 
 
 def _take_notices(state: Conversation, record: r.TurnStarted, at: int) -> list[Message]:
@@ -349,7 +378,7 @@ def _speak_segment(state: Conversation, turn: Turn, record: r.SegmentSpoken) -> 
 
 def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
     if record.text:
-        state.log += [AssistantMessage(text=record.text), Note(CONTINUE)]
+        state.log += [_written(turn, AssistantMessage(text=record.text)), Note(CONTINUE)]
         _place_segments(state, turn, state.log_end - 2)
     elif record.is_lost:
         state.log.append(Note(NOTHING_CAME))
@@ -358,7 +387,7 @@ def _break(state: Conversation, turn: Turn, record: r.ReplyBroken) -> None:
 
 
 def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> None:
-    message = record.message
+    message = _written(turn, record.message)
     (tokens_in, tokens_out, cost), more = state.usage, record.usage
     state.usage = tokens_in + more[0], tokens_out + more[1], cost + more[2]
     state.log.append(message)
@@ -380,6 +409,12 @@ def _reply(state: Conversation, turn: Turn, record: r.ReplyLogged, at: int) -> N
         if call.consent == "free" and call.is_open:
             call.started_at, call.claim = at, state.claim
     _close_round(state)
+
+
+def _written(turn: Turn, message: AssistantMessage) -> AssistantMessage:
+    """Mark a reply to untrusted facts: the facts are not in the history, so nothing else marks it."""
+    is_untrusted = turn.facts is not None and turn.facts.note.untrusted
+    return replace(message, untrusted=True) if is_untrusted else message
 
 
 def _finish(state: Conversation, record: r.CallFinished) -> None:
@@ -425,7 +460,7 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
     text = " ".join(part for part in (record.text, record.apology) if part)
     if turn is None or not text:
         return
-    state.log.append(AssistantMessage(text=text))
+    state.log.append(_written(turn, AssistantMessage(text=text)))
     position = state.log_end - 1
     _place_segments(state, turn, position)
     if record.speech_text:

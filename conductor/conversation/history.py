@@ -43,6 +43,15 @@ def history_of(state: Conversation, skipped: int = 0) -> list[Message]:
     return messages
 
 
+def request_of(state: Conversation, skipped: int = 0) -> list[Message]:
+    """Return the messages of a request in the running turn: the history, with the turn's facts."""
+    messages, turn = history_of(state, skipped), state.turn
+    if turn is not None and turn.facts is not None:
+        after = state.log_end - turn.facts.position
+        messages.insert(max(0, len(messages) - after), turn.facts.note)
+    return messages
+
+
 def estimate_tokens(message: Message) -> int:
     """Estimate the tokens of a message without its reasoning, which no later turn sends."""
     size = len(message.content if isinstance(message, ToolResult) else message.text)

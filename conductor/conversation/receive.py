@@ -20,12 +20,12 @@ from conductor.conversation.interruptions import (
 )
 from conductor.conversation.phrases import (
     agent_notice,
-    app_facts,
     app_words,
     late_result,
 )
 from conductor.conversation.state import (
     MAX_NOTICES,
+    AppFact,
     Call,
     Conversation,
     Input,
@@ -53,11 +53,10 @@ _MAX_HALF_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class AppText:
-    """A text of the app's backend: words for the person, or facts for the model's next turn."""
+class AppWords:
+    """Words of the app's backend for the person."""
 
     text: str
-    is_spoken: bool
 
 
 def receive(view: View, event_id: str, event: object, taken: Taken = NONE_TAKEN) -> Response:
@@ -83,16 +82,23 @@ def receive(view: View, event_id: str, event: object, taken: Taken = NONE_TAKEN)
         case client.AgentCompleted():
             notice = Notice(text=agent_notice(event), expires_at=view.now() + view.conduct.notice_ms)
             return [r.NoticeTaken(event_id, notice)]
-        case AppText() if len(view.state.notices) >= MAX_NOTICES:
+        case client.ContextAdd():
+            expires_at = view.now() + round(event.ttl_s * 1000) if event.ttl_s is not None else 0
+            fact = AppFact(
+                text=event.text.strip(),
+                key=event.key or "",
+                expires_at=expires_at,
+                untrusted=event.untrusted,
+            )
+            return [r.ContextAdded(event_id, fact)]
+        case AppWords() if len(view.state.notices) >= MAX_NOTICES:
             return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
-        case AppText():
-            # The app reports what others have written, such as a message.
-            notice = Notice(text=app_facts(event.text), untrusted=True)
-            if event.is_spoken:
-                expires_at = view.now() + view.conduct.notice_ms
-                notice = Notice(
-                    text=app_words(event.text), expires_at=expires_at, untrusted=True, words=event.text
-                )
+        case AppWords():
+            expires_at = view.now() + view.conduct.notice_ms
+            # The app may say what others have written, such as a message.
+            notice = Notice(
+                text=app_words(event.text), expires_at=expires_at, untrusted=True, words=event.text
+            )
             return [r.NoticeTaken(event_id, notice)]
     return []
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from conductor.conversation.state import (
+    AppFact,
     Call,
     Cause,
     Conversation,
@@ -118,6 +119,13 @@ class NoticeTaken(Fact, frozen=True):
 
     event_id: str
     notice: Notice
+
+
+class ContextAdded(Fact, frozen=True):
+    """The app told a fact, or removed one."""
+
+    event_id: str
+    fact: AppFact
 
 
 # -- a turn

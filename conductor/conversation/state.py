@@ -13,11 +13,13 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from conductor.messages import Image, Message, ToolResult
+from conductor.messages import Image, Message, Note, ToolResult
 from conductor.tools.outcomes import Caution, Effect, OnInterrupt, Outcome, Risk, Scope
 
 # Notices that wait in a session.
 MAX_NOTICES = 16
+# Facts of the app in a session, and the bytes of their texts together. The oldest facts go first.
+MAX_FACTS, MAX_FACTS_BYTES = 32, 8_192
 
 Cause: TypeAlias = Literal["transcript", "news", "request", "refused", "words"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
@@ -94,6 +96,13 @@ class Call(Part, kw_only=True):
         return self.source == "device"
 
 
+class TurnFacts(Value, frozen=True):
+    """The app's facts in all requests of a turn, before the message at ``position`` of the log."""
+
+    note: Note
+    position: int
+
+
 class Turn(Part, kw_only=True):
     """The running turn.
 
@@ -104,6 +113,7 @@ class Turn(Part, kw_only=True):
     ``transcripts`` are the events that started it and that answered its questions.
     ``denied`` are digests of refused calls, ``actions`` names of tools that changed something; ``succeeded``:
     a tool did, which may have only read. ``lang`` is the language of the transcript, if the recogniser tells.
+    ``facts`` stood when the turn started.
     """
 
     id: str
@@ -126,6 +136,7 @@ class Turn(Part, kw_only=True):
     succeeded: bool = False
     bridged: bool = False
     lang: str = ""
+    facts: TurnFacts | None = None
 
 
 class Form(Value, frozen=True):
@@ -275,6 +286,27 @@ class Notice(Value, frozen=True, kw_only=True):
     images: tuple[Image, ...] = ()
 
 
+class AppFact(Value, frozen=True, kw_only=True):
+    """A fact that the app has told; it stands until ``expires_at``, if that is not 0.
+
+    ``untrusted``: others have written it. An empty ``text`` removes the fact with the ``key``.
+    """
+
+    text: str
+    key: str = ""
+    expires_at: int = 0
+    untrusted: bool = False
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """What a later fact with the same value replaces: its key, or its text if it has no key."""
+        return self.key, "" if self.key else self.text
+
+    def stands(self, at: int) -> bool:
+        """Return whether it holds at a time."""
+        return not self.expires_at or at < self.expires_at
+
+
 class Summary(Value, frozen=True):
     """The history before the log. ``untrusted``: outsiders wrote part of it."""
 
@@ -349,6 +381,7 @@ class Conversation(Part, kw_only=True):
     summary: Summary | None = None
     queue: list[Input] = []
     notices: list[Notice] = []
+    facts: tuple[AppFact, ...] = ()
     turn: Turn | None = None
     questions: dict[str, Question] = {}
     decided: dict[str, Outcome] = {}

@@ -18,6 +18,8 @@ MAX_RESUMED = 256
 MAX_INSTRUCTIONS_BYTES = 4096
 MAX_MESSAGE_CHARS = 2_000
 MAX_HOLD_MS = 10_000
+MAX_FACT_CHARS = 2_000
+MAX_TTL_S = 366 * 86_400
 
 _encode = msgspec.json.Encoder().encode
 
@@ -274,6 +276,48 @@ class AgentCompleted(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     prompt: Annotated[str | None, doc("Its task.", "Fix the login page.")] = None
 
 
+class ContextAdd(FromClient, frozen=True, omit_defaults=True, kw_only=True):
+    """Tells the model a fact, from the next turn on. It starts no turn, and interrupts none.
+
+    A fact stands until it is replaced, removed or over, also after a reconnect. A session has at most 32
+    facts with 8 KiB of text together: one more drops the oldest.
+    """
+
+    TYPE: ClassVar[str] = "context.add"
+    CAPABILITY: ClassVar[str] = "context"
+    RECORDED: ClassVar[bool] = True
+    CONDITIONS: ClassVar[Mapping[str, Any]] = {
+        "anyOf": [
+            {"properties": {"key": {"type": "string"}}, "required": ["key"]},
+            {"properties": {"text": {"minLength": 1}}},
+        ]
+    }
+    text: Annotated[
+        str,
+        doc(
+            "The fact. An empty text removes the fact with the ``key``.",
+            "The cart has 3 items.",
+            max_length=MAX_FACT_CHARS,
+        ),
+    ]
+    key: Annotated[
+        Id | None,
+        doc("Its name: a later fact with the same key replaces it. The model reads it.", "cart"),
+    ] = None
+    ttl_s: Annotated[
+        Annotated[float, Meta(ge=0, le=MAX_TTL_S)] | None,
+        doc("Seconds until it is over, at most a year. Without it, it stands as long as the session.", 600),
+    ] = None
+    untrusted: Annotated[
+        bool,
+        doc("Others have written it, as a message or a web page. Calls that it may have caused ask first."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.key is None and not self.text:
+            raise ValueError("a fact without a key has a text")
+
+
 class ResponseCancel(FromClient, frozen=True):
     """Stops the running turn, for a button in place of a barge-in."""
 
@@ -466,6 +510,7 @@ ClientEvent: TypeAlias = (
     | OutputInterrupted
     | OutputPaused
     | AgentCompleted
+    | ContextAdd
     | ResponseCancel
     | ToolCancelled
     | ToolStarted

@@ -42,6 +42,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "hints": "The server waits for the other half of a sentence, and names words to listen for.",
         "turns": "The server reports the end of each transcript's turn, also after a reconnect.",
         "metrics": "The server reports the times of a turn.",
+        "context": "The app tells the model facts.",
         "goaway": "The server announces that it will close the connection.",
         "images": "Results and transcripts may carry images, in frames of up to 4 MiB.",
         "inspect": "The client reads the tools and the prompt of the session. `INSPECT` allows it.",

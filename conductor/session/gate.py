@@ -313,7 +313,8 @@ class SessionGate(CallGate):
     @property
     def _texts(self) -> Sequence[object]:
         state = self._state
-        return [*state.log, state.summary, *(call.result for call in state.calls)]
+        told = state.turn.facts.note if state.turn is not None and state.turn.facts is not None else None
+        return [*state.log, state.summary, told, *state.facts, *(call.result for call in state.calls)]
 
     def _may_have_happened(self, digest: str) -> bool:
         now = self._now()

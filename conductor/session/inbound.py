@@ -115,6 +115,8 @@ async def _take(  # noqa: C901 -- a case an event
             question = session.state.questions.get(event.approval_id)
             if question is not None and question.card and view.was_sent(event.approval_id):
                 session.clients.show(event.approval_id)
+        case client.ContextAdd():
+            await record(session, inbound.id, event)
         case client.ResponseCancel():
             await record(session, "", event)
         case client.ToolStarted() | client.ToolProgress():

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from conductor.clock import epoch_ns
-from conductor.conversation.history import cut_point, estimate_tokens, history_of, shortened
+from conductor.conversation.history import cut_point, estimate_tokens, request_of, shortened
 from conductor.conversation.ids import segments_id
 from conductor.conversation.phrases import SpokenFailure, in_about
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
@@ -210,7 +210,7 @@ class ModelSteps:
             self._avoid = None
         if self._last_messages is None:
             begin = session.view.live.model.history.begin(state.log, state.log_start, session.view.now())
-            messages = history_of(state, begin)
+            messages = request_of(state, begin)
         else:
             prefix, position = self._last_messages
             messages = [*prefix, *state.log[max(0, position - state.log_start) :]]

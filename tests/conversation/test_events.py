@@ -15,7 +15,7 @@ from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
 from conductor.conversation.events import iso_time
-from conductor.conversation.state import Conversation, Event, Form, LateCall, Notice, Profile
+from conductor.conversation.state import AppFact, Conversation, Event, Form, LateCall, Notice, Profile
 from conductor.events.server import is_ui_call
 from tests.conversation.build import (
     CARDS,
@@ -697,6 +697,7 @@ NOTHING: list[Row] = [
         r.InputQueued("e", "hi"),
         r.EventHandled("e"),
         r.NoticeTaken("e", Notice(text="n")),
+        r.ContextAdded("e", AppFact(text="n")),
         r.DeviceWanted(("c1",)),
         r.PromptHeard("q1"),
         r.PromptCut("q1", "e", NOW),

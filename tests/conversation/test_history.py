@@ -8,13 +8,24 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from conductor.conversation.history import HistoryBudget, cut_point, estimate_tokens, shortened
+from conductor.conversation.history import (
+    HistoryBudget,
+    cut_point,
+    estimate_tokens,
+    history_of,
+    request_of,
+    shortened,
+)
+from conductor.conversation.phrases import app_facts
+from conductor.conversation.records import ContextAdded, TurnEnded, TurnStarted
+from conductor.conversation.state import AppFact, Conversation
 from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, Usage
 from conductor.plugins.models.anthropic_request import body_of
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.rendering import encode, names_of
 from conductor.tools.outcomes import truncate
+from tests.conversation.build import device, finished, fold, replied
 from tests.session.helpers import faults
 from tests.stand_ins.anthropic_rules import check_body
 
@@ -436,3 +447,36 @@ def test_the_largest_results_and_arguments_of_the_running_turn_are_shortened() -
     assert complaint(fitting[4:]) is None
     assert shortened(messages, size_of(messages)) == messages
     assert shortened(before, 10) == before, "only the running turn"
+
+
+# -- the facts of the app
+
+GO, YES = UserMessage("go"), AssistantMessage(text="Yes.")
+TRANSCRIPT = TurnStarted(cause="transcript", limit_ms=9, text="go")
+OVER = fold(TRANSCRIPT, replied(text="Yes."), TurnEnded(reason="answered"))
+WITH_FACT = fold(ContextAdded("", AppFact(text="Rain.")), state=OVER)
+IN_TURN = fold(TRANSCRIPT, state=WITH_FACT)
+IN_ROUND = fold(replied(device(), text="Wait."), finished("c1"), state=IN_TURN)
+RAIN = Note(app_facts([AppFact(text="Rain.")]), passing=True)
+REQUESTS: list[tuple[str, Conversation, int, list[Message]]] = [
+    ("no fact", fold(TRANSCRIPT, state=OVER), 0, [GO, YES, GO]),
+    ("a fact, before the words", IN_TURN, 0, [GO, YES, RAIN, GO]),
+    (
+        "a fact that was told while the turn ran",
+        fold(ContextAdded("", AppFact(text="Sun.")), state=IN_TURN),
+        0,
+        [GO, YES, RAIN, GO],
+    ),
+    ("a fact, where the history is left out", IN_TURN, 2, [RAIN, GO]),
+    ("a fact, after a round of calls", IN_ROUND, 0, [GO, YES, RAIN, *IN_ROUND.log[2:]]),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "skipped", "messages"), [row[1:] for row in REQUESTS], ids=[row[0] for row in REQUESTS]
+)
+def test_a_request_has_the_facts_of_its_turn_and_the_history_has_not(
+    state: Conversation, skipped: int, messages: list[Message]
+) -> None:
+    assert request_of(state, skipped) == messages
+    assert RAIN not in history_of(state)

@@ -123,6 +123,7 @@ async def test_facts_are_in_the_next_request_marked_as_data_and_start_no_turn() 
         for _ in range(2):
             answer = await served.ask("POST", CONTEXT, {"text": "The cart has 3 items."}, Idempotency_Key="a")
             assert answer.status == 200
+        assert answer.body["repeated"]
         assert len(served.provider.requests) == 1
         await phone.ask("What is in my cart?")
         *_, note, words = served.provider.requests[1].messages
@@ -130,6 +131,32 @@ async def test_facts_are_in_the_next_request_marked_as_data_and_start_no_turn() 
         assert isinstance(note, Note) and note.text.count("The cart has 3 items.") == 1
         assert "data" in note.text and "no instruction" in note.text
         assert phone.speeches() == ["Good morning.", "Of course."]
+
+
+async def test_a_fact_of_the_backend_is_the_fact_of_the_app() -> None:
+    fields = {"capabilities": ["context"]}
+    async with backend([HELLO]) as served, served.phone(start_fields=fields) as phone:
+        for body in ({"text": "It rains."}, {"text": "It is cold.", "ttlS": 60, "untrusted": False}):
+            assert (await served.ask("POST", CONTEXT, {"key": "weather", **body})).status == 200
+        (session,) = served.listener.registry.sessions
+        (fact,) = session.state.facts
+        assert (fact.key, fact.text, fact.untrusted) == ("weather", "It is cold.", False)
+        assert 0 < fact.expires_at - session.view.now() <= 60_000
+        phone.send("context.add", {"key": "weather", "text": "The sun shines."})
+        await phone.ask("How is the weather?")
+        note, _ = served.provider.requests[0].messages
+        assert (
+            isinstance(note, Note) and note.text.endswith("- weather: The sun shines.") and not note.untrusted
+        )
+        assert (await served.ask("POST", CONTEXT, {"key": "weather", "text": ""})).status == 200
+        assert session.state.facts == ()
+
+
+@pytest.mark.parametrize("body", [{}, {"text": ""}, {"text": "x" * 2_001}, {"text": "x", "words": "y"}])
+async def test_a_malformed_fact_is_refused(body: Any) -> None:
+    async with backend() as served, served.phone():
+        answer = await served.ask("POST", CONTEXT, body)
+        assert (answer.status, answer.code) == (400, "invalid_request")
 
 
 # -- decisions

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from conductor.conversation.consent import Refuse
-from conductor.conversation.receive import AppText
+from conductor.conversation.receive import AppWords
 from conductor.errors import Fenced, StoreUnavailable
-from conductor.events.client import Decision
+from conductor.events.client import ContextAdd, Decision
 from conductor.events.server import ApprovalResolved
 from conductor.plugins.api.requests import ApiCall, ApiError, find_session
 from conductor.plugins.api.resources import Accepted, ApprovalOutcome, Ended
@@ -42,10 +42,10 @@ async def in_session(call: ApiCall, work: Callable[[Session], Awaitable[_T]]) ->
     raise StoreUnavailable("Other processes keep taking the session.")
 
 
-async def _tell(call: ApiCall, *, is_spoken: bool) -> Accepted:
+async def _tell(call: ApiCall, event: AppWords | ContextAdd) -> Accepted:
     async def tell(session: Session) -> Accepted:
         is_repeated = session.state.has_handled(call.event_id)
-        response = await record(session, call.event_id, AppText(call.body.text, is_spoken))
+        response = await record(session, call.event_id, event)
         if isinstance(response, Refuse):
             raise ApiError(429, response.code, response.message)
         return Accepted(call.event_id, is_repeated)
@@ -55,12 +55,12 @@ async def _tell(call: ApiCall, *, is_spoken: bool) -> Accepted:
 
 async def say(call: ApiCall) -> Accepted:
     """Say a text to the person, word for word, once nobody speaks; without a client it waits."""
-    return await _tell(call, is_spoken=True)
+    return await _tell(call, AppWords(call.body.text))
 
 
 async def add_context(call: ApiCall) -> Accepted:
-    """Tell the model facts for the person's next turn; they are marked as data of the app."""
-    return await _tell(call, is_spoken=False)
+    """Tell the model a fact, as the app's ``context.add`` does."""
+    return await _tell(call, call.body)
 
 
 async def decide(call: ApiCall) -> ApprovalOutcome:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from conductor.plugins.api.keys import ApiKey, KeyScope
 from conductor.plugins.api.resources import Body, PersonQuery
 from conductor.server.listener import Listener
@@ -52,7 +54,7 @@ class Route:
     work: Callable[[ApiCall], Awaitable[Any]]
     answer: Any
     query: type[Body] = PersonQuery
-    body: type[Body] | None = None
+    body: type[msgspec.Struct] | None = None
     acts: bool = False
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from conductor.events.client import ContextAdd
 from conductor.events.server import ApprovalRequest
 from conductor.tools.outcomes import Outcome, Scope
 
@@ -248,6 +249,12 @@ class TextBody(Body, frozen=True):
     """A text of the app."""
 
     text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS, pattern=r"\S")]
+
+
+class ContextBody(ContextAdd, frozen=True, forbid_unknown_fields=True):
+    """A fact for the model, as in the event ``context.add``; without a word about it, others wrote it."""
+
+    untrusted: bool = True
 
 
 class ApprovalBody(Body, frozen=True):

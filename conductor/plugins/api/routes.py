@@ -14,6 +14,7 @@ from conductor.plugins.api.resources import (
     ApprovalBody,
     ApprovalOutcome,
     Body,
+    ContextBody,
     Ended,
     ListQuery,
     NameQuery,
@@ -43,7 +44,7 @@ ROUTES = (
     Route("GET", _SESSION, "read", show_session, SessionDetail),
     Route("GET", f"{_SESSION}/records", "read", show_records, list[RecordedMoment], RecordsQuery),
     Route("POST", f"{_SESSION}/say", "say", say, Accepted, body=TextBody, acts=True),
-    Route("POST", f"{_SESSION}/context", "say", add_context, Accepted, body=TextBody, acts=True),
+    Route("POST", f"{_SESSION}/context", "say", add_context, Accepted, body=ContextBody, acts=True),
     Route(
         "POST",
         f"{_SESSION}/approvals/{{approval}}",

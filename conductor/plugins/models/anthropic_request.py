@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, ToolDefinition, folded, limit_of, may_call, running_turn
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
@@ -103,6 +103,10 @@ def body_of(
     # A new turn sends the last one without its thinking, so the cache ends where that turn began.
     for index in (starts if starts[-1] == users[-1] else users)[-2:]:
         messages[index] = _marked(messages[index])
+    if any(isinstance(message.content[-1], _Passing) for message in messages) and "tools" in body:
+        # The service takes four marks. The one of the tools is for sessions that begin.
+        *tools, last = body["tools"]
+        body["tools"] = [*tools, {key: value for key, value in last.items() if key != "cache_control"}]
     return body
 
 
@@ -137,6 +141,10 @@ class _Image(msgspec.Struct, tag_field="type", tag="image", omit_defaults=True):
     cache_control: CacheControlEphemeralParam | None = None
 
 
+class _Passing(_TextBlock, tag_field="type", tag="text", omit_defaults=True):
+    """The text of a note that later turns leave out."""
+
+
 class _Result(msgspec.Struct, tag_field="type", tag="tool_result", omit_defaults=True):
     tool_use_id: str
     content: str | list[_TextBlock | _Image]
@@ -166,8 +174,12 @@ def _tool(tool: ToolDefinition, names: ToolNameMap) -> ToolParam:
 
 
 def _marked(message: _Message) -> _Message:
-    *blocks, last = message.content
-    return _Message(message.role, [*blocks, msgspec.structs.replace(last, cache_control=_CACHE)])
+    """Mark the last block, and the last one that later turns have, too."""
+    blocks = [*message.content]
+    lasting = max((at for at, block in enumerate(blocks) if not isinstance(block, _Passing)), default=-1)
+    for at in {lasting, len(blocks) - 1}:
+        blocks[at] = msgspec.structs.replace(blocks[at], cache_control=_CACHE)
+    return _Message(message.role, blocks)
 
 
 def _render(
@@ -218,12 +230,15 @@ class _History:
         # Of the user's message at the end. The service wants all results before any text.
         self._results: list[_Result] = []
         self._texts: list[_TextBlock | _Image] = []
+        # Behind the mark of their message.
+        self._passing: list[_TextBlock] = []
         self._ids: dict[str, str] = {}
 
     def messages(self) -> list[_Message]:
         """Return the messages so far."""
-        if self._results or self._texts or not self._messages:
-            last = _Message("user", [*self._results, *self._texts] or [_TextBlock(BEGINNING)])
+        if self._results or self._texts or self._passing or not self._messages:
+            blocks = [*self._results, *self._texts, *self._passing]
+            last = _Message("user", blocks or [_TextBlock(BEGINNING)])
             return [*self._messages, last]
         return [*self._messages]
 
@@ -231,6 +246,8 @@ class _History:
         """Add a message of the history. Raises `_PrefixChanged`."""
         if isinstance(item, ToolResult):
             self._results.append(_Result(self._ids[item.call_id], self._content(item), item.is_error))
+        elif isinstance(item, Note) and item.passing:
+            self._passing.append(_Passing(user_text(item, self.images)))
         elif not isinstance(item, AssistantMessage):
             self._texts += [*self._images(item), _TextBlock(user_text(item, self.images))]
         elif item.text.strip() or item.calls:
@@ -247,7 +264,7 @@ class _History:
 
     def _add_reply(self, item: AssistantMessage) -> None:
         self._messages = messages = self.messages()
-        self._results, self._texts = [], []
+        self._results, self._texts, self._passing = [], [], []
         received = received_of(item, self._provider) if self._count >= self._first else None
         if received is not None and received.prefix != digest({**self._head, "messages": messages}):
             raise _PrefixChanged(self._count)

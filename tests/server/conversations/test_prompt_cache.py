@@ -30,14 +30,20 @@ def next_reply(body: JsonObject) -> Reply:
     return Reply(text="Both of them run, and the first one is nearly done with its tests by now.")
 
 
+@pytest.mark.parametrize("facts", [0, 3, 8])
 @pytest.mark.parametrize("model", ["claude-haiku-5-5", "claude-sonnet-5-5"])
 async def test_thirty_turns_with_two_tools_read_nearly_all_their_input_from_the_cache(
-    claude: AnthropicService, model: str
+    claude: AnthropicService, model: str, facts: int
 ) -> None:
     claude.default = next_reply
+    fields = {"capabilities": ["context"]}
     async with serving(provider_for(claude, model=model)) as served:
-        async with served.phone(tools={"agent.status": lambda _: ANSWER}) as phone:
+        async with served.phone(tools={"agent.status": lambda _: ANSWER}, start_fields=fields) as phone:
             for number in range(TURNS):
+                # One changes in each turn of eight.
+                for key in range(facts) if number == 0 else range(number % 8, facts, 8):
+                    fact = f"The person's list {key} holds {number + key} items."
+                    phone.send("context.add", {"key": f"list-{key}", "text": fact})
                 await phone.ask(f"How are my agents today, this is question number {number}?")
             assert len(phone.runs) == 2 * TURNS and not phone.errors()
     read, cache_writes, new = (
@@ -50,5 +56,6 @@ async def test_thirty_turns_with_two_tools_read_nearly_all_their_input_from_the_
     cost += read * prices["cache_read"] + cache_writes * prices["cache_write"]
     share = read / (read + cache_writes + new)
     tokens = read + cache_writes + new
-    print(f"{model}: {share:.1%} of {tokens} tokens read; a turn costs ${cost / TURNS / 1e6:.6f}")  # noqa: T201 -- the figures
+    figures = f"{share:.1%} of {tokens} tokens read; a turn costs ${cost / TURNS / 1e6:.6f}"
+    print(f"{model}, {facts} facts: {figures}")  # noqa: T201 -- the figures
     assert share >= 0.95

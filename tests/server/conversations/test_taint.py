@@ -24,6 +24,7 @@ from conductor.tools.reminders import FIELD, read_reminders, write_reminders
 from tests.app import App
 from tests.dialogues import begin, declared
 from tests.models import AnthropicService, Call, Reply
+from tests.server.wires import until
 from tests.serving import Configured, configured, write_rules
 
 TOKEN, KEY = "the-token-of-ann", "the-key-of-the-backend"
@@ -139,7 +140,7 @@ class Person:
 
         headers = {"Authorization": f"Bearer {TOKEN}"}
         async with self.server.phone(session, tools=tools, headers=headers, decide=decide) as phone:
-            await begin(phone, "approval", tools=[INBOX, SEND])
+            await begin(phone, "approval", "context", tools=[INBOX, SEND])
             yield phone
         await self.server.empty()
 
@@ -280,6 +281,13 @@ async def program(ann: Person, phone: App) -> None:
     await by_program(ann, "keep", text=STRANGER, place="person")
 
 
+async def tell(ann: Person, phone: App, text: str = STRANGER, *, untrusted: bool = True) -> None:
+    """Let the app tell what a stranger wrote."""
+    (session,) = ann.server.listener.registry.sessions
+    event_id = phone.send("context.add", {"key": "mail", "text": text, "untrusted": untrusted})
+    await until(lambda: event_id in session.state.handled_ids)
+
+
 DOORS: dict[str, Door] = {"say": say, "context": add_context, "approvals/{approval}": deny, "mcp": program}
 
 
@@ -293,6 +301,31 @@ async def test_a_text_of_the_backend_or_of_a_program_asks(
         ann.server.reload()
         assert await ann.mail_asks(phone)
         assert STRANGER in json.dumps(claude.requests[-1])
+
+
+@pytest.mark.parametrize(
+    ("untrusted", "turns", "asks"), [(True, 0, True), (True, 1, True), (False, 1, False)]
+)
+async def test_a_fact_that_strangers_wrote_asks_also_after_it_is_gone(
+    claude: AnthropicService, tmp_path: Path, untrusted: bool, turns: int, asks: bool
+) -> None:
+    """The reply in the history may repeat it."""
+    async with world(claude, tmp_path) as ann, ann.phone("a") as phone:
+        await tell(ann, phone, untrusted=untrusted)
+        await ann.talk(phone, turns)
+        if turns:
+            await tell(ann, phone, "")
+        assert await ann.mail_asks(phone) == asks
+        assert (STRANGER in json.dumps(claude.requests[-1])) != bool(turns)
+
+
+async def test_a_fact_that_strangers_wrote_and_no_model_read_asks_nothing(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    async with world(claude, tmp_path) as ann, ann.phone("a") as phone:
+        await tell(ann, phone)
+        await tell(ann, phone, "The sun shines.", untrusted=False)
+        assert not await ann.mail_asks(phone)
 
 
 async def test_a_program_that_stores_a_text_taints_it_but_not_its_own_next_call(

@@ -98,6 +98,10 @@ def events_of(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
         return _responses()
     if struct is client.Decision:
         return _decisions()
+    if struct is client.ContextAdd:
+        fields = _fields_of(struct)
+        removal = st.builds(struct, **{**fields, "text": st.just(""), "key": values_of(client.Id)})
+        return removal | st.builds(struct, **{**fields, "text": texts.filter(bool)})
     return st.builds(struct, **_fields_of(struct))
 
 

@@ -148,6 +148,32 @@ def test_the_cache_ends_at_system_tools_and_the_last_two_of_the_user_s_messages(
     assert marks == [None, None, CACHED, None, CACHED]
 
 
+def facts_of(number: int) -> Note:
+    return Note(f"The cart holds {number} items.", passing=True)
+
+
+def test_the_facts_of_a_turn_stand_behind_the_mark_of_its_words_and_have_one_of_their_own() -> None:
+    history: list[Message] = [UserMessage("One."), AssistantMessage(text="a")]
+    history += [facts_of(3), UserMessage("Two.")]
+    body = rendered(ask(*history, tools=(SPAWN,)))
+    facts = {**text("[The cart holds 3 items.]"), "cache_control": CACHED}
+    assert body["messages"][-1]["content"] == [{**text("Two."), "cache_control": CACHED}, facts]
+    assert "cache_control" not in body["tools"][-1] and "cache_control" in body["system"][0]
+    history += [AssistantMessage(calls=(call("t1"),)), ToolResult("t1", "ok")]
+    body = rendered(ask(*history, tools=(SPAWN,)))
+    assert body["messages"][2]["content"][-1] == facts
+    assert msgspec.json.encode(body).count(b"cache_control") == 4, "as many as the service takes"
+
+
+def test_other_facts_in_the_next_turn_leave_the_cached_prefix() -> None:
+    cache = PromptCache()
+    history: list[Message] = [UserMessage("One " * 2_000)]
+    before = sum(cache.count(rendered(ask(facts_of(3), *history)), 0.0).values())
+    history += [AssistantMessage(text="Yes."), facts_of(4), UserMessage("And now?")]
+    read = cache.count(rendered(ask(*history)), 0.0)["cache_read_input_tokens"]
+    assert before - 20 < read < before
+
+
 def test_the_cache_holds_the_prefix_of_a_turn_whose_thinking_is_dropped() -> None:
     history: list[Message] = []
     for number in range(5):

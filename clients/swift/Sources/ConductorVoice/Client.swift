@@ -4,8 +4,8 @@ import FoundationNetworking
 #endif
 
 private let served = [
-    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway",
-    "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics",
+    "goaway", "diagnostics",
 ]
 private let finalErrors: Set = ["unauthorized", "unsupported_protocol_version", "session_mismatch"]
 // Events that no replay repeats.
@@ -191,6 +191,17 @@ private let noObject = "The arguments are not a JSON object."
             "reason": .string(reason),
             "spokenText": spokenText.map(JSON.string),
             "playedMs": playedMs.map(JSON.integer),
+        ])))
+    }
+
+    /// Tell the model a fact without a turn. A fact with a `key` replaces the former one, and an empty text removes it. It ends
+    /// after `ttlS` seconds. `untrusted`: others have written it. The server takes at most 2,000 characters.
+    public func addContext(_ text: String, key: String? = nil, ttlS: Double? = nil, untrusted: Bool = false) {
+        keep(event(fact, .fields([
+            "text": .string(text),
+            "key": key.map(JSON.string),
+            "ttlS": ttlS.map(JSON.number),
+            "untrusted": .bool(untrusted),
         ])))
     }
 
@@ -506,6 +517,8 @@ private let noObject = "The arguments are not a JSON object."
                 outbox.giveUp { $0 === entry }
             } else if error.code == "store_unavailable" {
                 later(retryPause) { [weak self] in self?.retry(entry) }
+            } else if error.code == "invalid_event" {
+                outbox.giveUp { $0 === entry }
             }
         }
     }

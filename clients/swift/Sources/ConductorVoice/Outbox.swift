@@ -3,6 +3,7 @@ import Foundation
 let transcript = "user.audio.transcript.final"
 let interrupted = "audio.output.interrupted"
 let paused = "audio.output.paused"
+let fact = "context.add"
 let maxResumed = 256
 private let kept = 128
 private let unsentTranscripts = 8
@@ -49,11 +50,12 @@ private let interruptionAge = 10.0 // the server repeats no older speech
     }
 
     /// Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all
-    /// but transcripts.
+    /// but transcripts and facts.
     func expire(gone: Bool = false, pauseId: String? = nil) {
         giveUp { entry in
             if entry.isTranscript { return entry.age >= transcriptAge }
             if entry.event.type == paused { return gone || entry.event.id != pauseId }
+            if entry.event.type == fact { return false }
             return gone || (entry.event.type == interrupted && entry.age >= interruptionAge)
         }
     }

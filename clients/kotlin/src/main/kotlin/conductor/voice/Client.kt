@@ -10,8 +10,8 @@ import kotlinx.serialization.json.*
 import okhttp3.*
 
 private val SERVED = listOf(
-    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "metrics", "goaway",
-    "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics",
+    "goaway", "diagnostics",
 )
 private val FINAL_ERRORS = setOf("unauthorized", "unsupported_protocol_version", "session_mismatch")
 // Events that no replay repeats.
@@ -193,6 +193,14 @@ class Client internal constructor(private val options: Options) {
         // Before the speech ends, whose result would say that it was heard.
         keep(event(INTERRUPTED, fields("reason" to reason, "spokenText" to spokenText, "playedMs" to playedMs)))
         silence()
+    }
+
+    /**
+     * Tell the model a fact without a turn. A fact with a [key] replaces the former one, and an empty text removes it. It ends
+     * after [ttlS] seconds. [untrusted]: others have written it. The server takes at most 2,000 characters.
+     */
+    fun addContext(text: String, key: String? = null, ttlS: Double? = null, untrusted: Boolean = false) = post {
+        keep(event(FACT, fields("text" to text, "key" to key, "ttlS" to ttlS, "untrusted" to untrusted)))
     }
 
     /** Stop the running turn, but not the speech. */
@@ -462,7 +470,7 @@ class Client internal constructor(private val options: Options) {
             if (error.code in FINAL_ERRORS) end("${error.message} (${error.code})")
             else if (error.code != "store_unavailable") drop(error.message, error.retryAfterMs ?: 0)
             // else the server tries again itself
-        } else if (entry?.transcript == true) outbox.giveUp { it === entry }
+        } else if (entry != null && (entry.transcript || error.code == "invalid_event")) outbox.giveUp { it === entry }
         else if (entry != null && error.code == "store_unavailable") later(RETRY_MS) {
             if (entry in outbox.entries) {
                 entry.event = event(entry.event.type, entry.event.payload)

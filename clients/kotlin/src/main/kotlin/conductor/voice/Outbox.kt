@@ -13,6 +13,7 @@ internal const val TRANSCRIPT = "user.audio.transcript.final"
 internal const val MAX_RESUMED = 256
 internal const val INTERRUPTED = "audio.output.interrupted"
 internal const val PAUSED = "audio.output.paused"
+internal const val FACT = "context.add"
 private const val KEPT = 128
 private const val UNSENT_TRANSCRIPTS = 8
 private const val TRANSCRIPT_MS = 60_000 // the person has moved on: an older transcript is not sent again
@@ -75,13 +76,14 @@ internal class Outbox(private val unsent: (Entry) -> Unit) {
 
     /**
      * Drop events that are too old to be sent again (a pause: once it has ended), and after the loss of a session all but
-     * transcripts.
+     * transcripts and facts.
      */
     fun expire(gone: Boolean = false, pauseId: String? = null) = giveUp {
         val age = System.currentTimeMillis() - it.at
         when (it.event.type) {
             TRANSCRIPT -> age >= TRANSCRIPT_MS
             PAUSED -> gone || it.event.id != pauseId
+            FACT -> false
             else -> gone || (it.event.type == INTERRUPTED && age >= INTERRUPTION_MS)
         }
     }
