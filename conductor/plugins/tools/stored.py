@@ -1,4 +1,4 @@
-"""What tools keep in a stored field of a session or its person: items with ids."""
+"""The items, each with an id, that tools keep in a stored field of a session or its person."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ async def change_field(
         outcomes.append(outcome)
         return text
 
-    if fields is None:
-        raise no_storage(content)
     try:
+        if fields is None:
+            raise no_storage(content)
         # Read and written in one step: calls of a round may run at the same time.
         await fields.update(name, update)
     except ToolError as error:

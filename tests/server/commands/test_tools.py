@@ -50,7 +50,7 @@ def test_a_call_is_validated_and_needs_consent() -> None:
     output = run_tools(*call, answers="n\n", code=2)
     assert "It changes something." in output and output.endswith("The tool did not run.\n")
     assert "cannot keep reminders" in run_tools(*call, answers="y\n", code=2)
-    assert "cannot keep reminders" in run_tools(*call, "--yes", code=2)
+    assert "cannot keep reminders. Nothing was changed." in run_tools(*call, "--yes", code=2)
 
 
 def test_a_tool_that_cannot_be_called_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
