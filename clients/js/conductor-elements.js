@@ -2,11 +2,18 @@
 // framework. Their styles are in the cascade layer `conductor`: any rule of the page goes before.
 
 const STYLES = `@layer conductor {
-  conductor-transcript { display: flex; flex-direction: column; gap: 8px; overflow-y: auto; }
+  conductor-transcript { display: flex; flex-direction: column; gap: 8px; padding-block: 8px; overflow-y: auto; }
   conductor-transcript .message { max-width: 88%; white-space: pre-wrap; overflow-wrap: anywhere; }
   conductor-transcript .user { align-self: flex-end; padding: 6px 12px; border-radius: 14px; background: color-mix(in srgb, currentcolor 10%, transparent); }
   conductor-transcript .cut::after { content: " (interrupted)"; opacity: .75; }
-  conductor-card { display: grid; gap: 8px; padding: 12px 14px; border: 1px solid; border-radius: 12px; }
+  conductor-card { display: grid; gap: 10px; margin-block: 12px; padding: 12px 14px; border: 1px solid; border-radius: 12px; }
+  conductor-card .fields { display: grid; gap: 8px; }
+  conductor-card > :empty { position: absolute; }
+  conductor-card .risk { font-weight: 600; }
+  conductor-card .countdown { margin-left: auto; }
+  :is(conductor-card, conductor-microphone) button { padding: 5px 12px; border: 1px solid; border-radius: 10px; background: none; color: inherit; font: inherit; cursor: pointer; }
+  conductor-microphone [aria-pressed="true"] { background: color-mix(in srgb, currentcolor 18%, transparent); }
+  conductor-card input { flex: 1; min-width: 0; padding: 5px 8px; font: inherit; }
   conductor-card h2 { margin: 0; font-size: 1em; }
   conductor-card .head, conductor-card .buttons, conductor-card .denial { display: flex; flex-wrap: wrap; gap: 8px; align-items: baseline; }
   conductor-card .arguments { display: grid; grid-template-columns: max-content 1fr; gap: 2px 14px; margin: 0; overflow-wrap: anywhere; }
