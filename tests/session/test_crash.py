@@ -20,6 +20,8 @@ from conductor.session import commits
 from tests.session.crash_world import Kill, Walk, World, compare
 from tests.session.helpers import later, run
 
+# Half a sentence waits for longer than an app is away after a death.
+HOLDS = {"hold_unfinished": 10.0}
 ALL = ("approval", "cancel", "lease", "late", "async", "activity", "metrics")
 
 
@@ -306,6 +308,22 @@ async def write_behind_card(world: World) -> None:
     world.decide(await world.card(), "allow")
 
 
+async def over_a_turn(world: World) -> None:
+    world.say("dots")
+    await world.until("assistant.speech.partial")
+    for text in ("so", "do and", "look"):
+        world.say(text)
+        await later(0.5)
+
+
+async def cancelled_half(world: World) -> None:
+    world.say("look and")
+    await world.until("turn.hint")
+    world.app.send("response.cancel", {})
+    await world.idle()
+    world.say("hello")
+
+
 async def batch(world: World) -> None:
     world.say("two")
     cards = [await world.card(1), await world.card(2)]
@@ -321,6 +339,17 @@ WALKS = [
     walk("two turns", says("hello", "look")),
     walk("words that wait", says("dots", "hello", "look", pause=0.3), mode="queue"),
     walk("words that replace words", says("dots", "hello", "look", pause=0.3), exact=False),
+    walk("half a sentence", says("look and"), "hints", limits=HOLDS),
+    walk("two halves", says("look and", "look", pause=0.5), "hints", limits=HOLDS),
+    walk("three halves over a turn", over_a_turn, "hints", limits=HOLDS, exact=False),
+    walk("half a sentence that is cancelled", cancelled_half, "hints", "cancel", limits=HOLDS, exact=False),
+    walk(
+        "halves that wait for a turn",
+        says("dots", "do and", "look", pause=0.5),
+        "hints",
+        mode="queue",
+        limits=HOLDS,
+    ),
     walk("a read of the device", says("look")),
     walk("a write of the device", says("do")),
     walk("words and a call", says("talk")),
