@@ -70,6 +70,7 @@ TARGETS = {
     "first.p99_ms": ("10", ""),
     "speech.p50_ms": ("50", ""),
     "barge.max_ms": ("100", ""),
+    "halves.waiting_over_without": ("1.2", "1.0"),
     "burst.longest_over_cpu": ("1.5", "1.1"),
     "burst.longest_over_median": ("2", ""),
     "memory.base_mb": ("95", "60"),
@@ -93,7 +94,7 @@ TARGETS = {
 """Figure -> the limit and the goal."""
 
 DEFAULT = (
-    *("turns", "stream", "round", "first", "speech", "barge", "burst", "memory"),
+    *("turns", "stream", "round", "first", "speech", "barge", "halves", "burst", "memory"),
     *("start", "gate", "judge", "knowledge", "durable", "echo"),
 )
 """The scenarios of a run without names."""
@@ -173,6 +174,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
         "speech", partial(scenarios.first_speech, sessions=50, turns=20), SPEAK_SEGMENTS="always"
     )
     await with_server("barge", partial(scenarios.barge_in, times=50))
+    await with_server("halves", partial(scenarios.whole_sentences, sessions=10, turns=50))
     await with_server("burst", partial(scenarios.first_words, sessions=500))
     if "people" in names:
         results |= await people(pinned=pinned, seconds=seconds)

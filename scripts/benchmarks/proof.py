@@ -44,6 +44,10 @@ LEGS = {
     ("speech", "p50_ms"): "the model's first sentence to the first speech, p50",
     ("round", "p50_ms"): "a device's result to the next request, p50",
     ("barge", "max_ms"): "an interruption to the closed request, longest",
+    ("halves", "without_p50_ms"): "a whole sentence to the first partial, p50",
+    ("halves", "without_p99_ms"): "the same, p99",
+    ("halves", "waiting_p50_ms"): "a whole sentence of an app whose half sentences wait, p50",
+    ("halves", "waiting_p99_ms"): "the same, p99",
     ("durable_sqlite", "step_p50_ms"): "a commit to SQLite, p50",
     ("durable_redis", "step_p50_ms"): "a commit to Redis, p50",
     ("durable_postgres", "step_p50_ms"): "a commit to PostgreSQL, p50",
@@ -107,7 +111,7 @@ def plan(seed: int, *, full: bool) -> list[Measurement]:
         Measurement(
             "latency",
             "legs",
-            "scripts/bench --seconds 5 --sessions 50 turns round first speech barge durable",
+            "scripts/bench --seconds 5 --sessions 50 turns round first speech barge halves durable",
         ),
     ]
 

@@ -233,6 +233,44 @@ async def first_partial(
     return {**milliseconds(times), "turns": len(times)}
 
 
+async def whole_sentences(
+    server: Process, service: AnthropicService, sessions: int, turns: int
+) -> ToolMetrics:
+    """Time the way from a whole sentence to the first partial, where half sentences wait and where not.
+
+    Both kinds talk to one server at the same time, in turn.
+    """
+    service.default = lambda _: Reply(text="It is on.")
+    plain = {"capabilities": ["tools", "hints"], "holdUnfinishedMs": 0}
+    times: dict[str, list[float]] = {"without": [], "waiting": []}
+    talkers = {
+        "without": await connected(server, sessions, "plain", **plain),
+        "waiting": await connected(server, sessions, "waiting", **plain | {"holdUnfinishedMs": 1_200}),
+    }
+    for _ in range(turns):
+        for kind, several in talkers.items():
+            for talker in several:
+                began = time.perf_counter()
+                times[kind].append(await _first_partial_of(talker) - began)
+    for several in talkers.values():
+        disconnect(several)
+    figures = {f"{kind}_{name}": ms for kind in times for name, ms in milliseconds(times[kind]).items()}
+    ratio = figures["waiting_p50_ms"] / figures["without_p50_ms"]
+    return {**figures, "waiting_over_without": round(ratio, 2), "turns": len(times["waiting"])}
+
+
+async def _first_partial_of(talker: Talker) -> float:
+    at = 0.0
+
+    def on_partial(_: Talker) -> None:
+        nonlocal at
+        at = at or time.perf_counter()
+
+    talker.on_partial = on_partial
+    await talker.turn("Turn on the lights in the kitchen, please.")
+    return at
+
+
 class Passed(asyncio.Event):
     """A hold of a reply that does not wait, and notes the time."""
 

@@ -87,10 +87,12 @@ def _ignore(_: Talker) -> None:
     pass
 
 
-async def connected(server: Process, count: int, prefix: str) -> list[Talker]:
-    """Connect talkers and start their sessions."""
+async def connected(server: Process, count: int, prefix: str, **start_fields: Any) -> list[Talker]:
+    """Connect talkers and start their sessions, with more ``start_fields``."""
     names = [f"{prefix}-{number}" for number in range(count)]
     talkers = [Talker(server.url, name, server.headers(name)) for name in names]
+    for talker in talkers:
+        talker.start_fields |= start_fields
     for start in range(0, count, BATCH):
         await asyncio.gather(*(talker.connect() for talker in talkers[start : start + BATCH]))
     return talkers

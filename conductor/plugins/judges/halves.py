@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conductor.plugins.judges.page import Page, Words
+from conductor.plugins.judges.page import MAX_PHRASE_WORDS, Page, Words
 
 # Characters at the end of an utterance that are read.
 _MAX_CHARS = 200
@@ -43,9 +43,8 @@ def _begins_only(words: Words, page: Page) -> bool:
 
 def _ending(words: Words, name: str, page: Page) -> int:
     """Return the length of the longest phrase of a list at the end; 0 without one."""
-    return next(
-        (len(words) - at for at in range(len(words)) if page.phrase_at(name, words, at) == len(words) - at), 0
-    )
+    longest = min(len(words), MAX_PHRASE_WORDS)
+    return next((n for n in range(longest, 0, -1) if words[-n:] in page.phrases[name]), 0)
 
 
 def _is_separable(words: Words, page: Page) -> bool:
