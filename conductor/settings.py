@@ -183,6 +183,7 @@ class Settings(BaseSettings):
     model_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None, _LOWER
     ] = None
+    model_sees: bool | None = None
     turn_timeout_ms: Milliseconds = 120_000
     session_rate_limit_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 30
     subject_turns_per_min: Annotated[int, Field(ge=1, le=1_000_000)] = 120

@@ -62,6 +62,7 @@ class ModelProfile(BaseModel):
     ``fallback`` are the profiles asked in turn if this one fails, without their own. ``use``: the requests
     without tools (``voice``) or with tools (``tools``). ``timeout_s``, the longest silence of the service,
     replaces MODEL_TIMEOUT_MS. Without ``thinking`` and ``effort`` the model thinks as little as it allows.
+    ``sees``: the model takes images; without it, by the model's name (`families.sees`).
     ``slots``, requests at once, and ``threads`` of the CPU are for llama_cpp, ``region`` is for bedrock
     and, like ``platform``, for Claude. Without ``prices`` the provider's count. ``file`` is the path
     of the profiles.
@@ -89,6 +90,7 @@ class ModelProfile(BaseModel):
     region: Annotated[str | None, Field(pattern=r"^[a-z0-9-]+$")] = None
     thinking: Thinking | None = None
     effort: Effort | None = None
+    sees: bool | None = None
     slots: Annotated[int, Field(ge=1, le=64)] = 1
     threads: Annotated[int | None, Field(ge=1, le=256)] = None
     prices: Prices | None = None
@@ -214,7 +216,7 @@ _REASONING = {"thinking": _CLAUDE, "effort": (*_CLAUDE, "openai")}
 
 def _setting(provider: str, field: str) -> str:
     # ANTHROPIC_MODEL is the model of anthropic's profiles.
-    return f"{'model' if field in ('thinking', 'effort') else provider}_{field}"
+    return f"{'model' if field in ('thinking', 'effort', 'sees') else provider}_{field}"
 
 
 def _read(path: Path, settings: Settings) -> Profiles:

@@ -130,7 +130,7 @@ def _check_family(content: list[JsonObject], model: str) -> None:
         # They have no reasoning, so that a signed one is another model's.
         if any("reasoningContent" in block for block in content):
             raise Refused("This model doesn't support the reasoningContent field.")
-        kinds = {"text" in block for block in content}
+        kinds = {"toolUse" in block or "toolResult" in block for block in content}
         if len(kinds) > 1:
             raise Refused("Conversation blocks and tool blocks cannot be provided in the same turn.")
 

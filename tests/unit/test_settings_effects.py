@@ -96,6 +96,7 @@ EFFECTS: dict[str, Effect] = {
     "text_tools": model("on", "openai", "kind", "text"),
     "model_thinking": model("adaptive", "anthropic", "thinking", "adaptive"),
     "model_effort": model("low", "anthropic", "effort", "low"),
+    "model_sees": model("true", "openai", "sees", True),
     "max_event_bytes": limit(1_000, "max_event_bytes", 1_000),
     "max_turns": limit(7, "max_turns", 7),
     "partial_interval_ms": limit(70, "partial_interval", 0.07),

@@ -9,7 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from conductor.errors import SettingsError
+from conductor.images import MAX_IMAGES, Picture, from_base64
 from conductor.plugins.mcp.config import McpServerConfig, load_mcp_servers, mcp_config_path, mcp_folder
 from conductor.plugins.mcp.server import RETRY_S, McpConnection, check_installed
 from conductor.plugins.mcp.specs import clean
@@ -329,9 +332,13 @@ def to_outcome(result: CallToolResult, effect: Effect) -> ToolOutcome:
     """Make the outcome of a result: its structured content or its texts; other blocks are described."""
     texts = [block.text for block in result.content if block.type == "text"]
     descriptions = []
+    pictures: list[Picture] = []
     for block in result.content:
         match block.type:
             case "image" | "audio":
+                if block.type == "image" and len(pictures) <= MAX_IMAGES:
+                    picture = from_base64(block.mime_type, block.data)
+                    pictures += [picture] if isinstance(picture, Picture) else []
                 descriptions.append(media_label(block.mime_type, base64_size(block.data)))
             case "resource_link":
                 descriptions.append(f"[resource {block.name}: {block.uri}]")
@@ -344,6 +351,7 @@ def to_outcome(result: CallToolResult, effect: Effect) -> ToolOutcome:
         message = text[:_ERROR_CHARS] or "The tool reported an error without a message."
         return failed("tool_error", message, reason="tool_error")
     if result.structured_content is None:
-        return succeeded(text)
+        return succeeded(text, pictures=pictures)
     notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
-    return returned(result.structured_content, effect, notes)
+    outcome = returned(result.structured_content, effect, notes)
+    return msgspec.structs.replace(outcome, pictures=tuple(pictures))

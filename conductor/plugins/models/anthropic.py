@@ -19,8 +19,8 @@ from conductor.plugins.addresses import is_local_name
 from conductor.plugins.models.anthropic_request import Account, body_of, prefix_of, warming_of
 from conductor.plugins.models.anthropic_stream import ReplyDecoder, WarmingDecoder
 from conductor.plugins.models.checked import checked
-from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of
-from conductor.plugins.models.rendering import encode, names_of, without_marks
+from conductor.plugins.models.families import Claude, check_claude, family_of, prices_of, sees
+from conductor.plugins.models.rendering import encode, for_eyes, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post
 from conductor.settings import environment_value
 
@@ -61,7 +61,8 @@ class AnthropicProvider(HttpProvider):
     """Anthropic's Messages API, streaming.
 
     ``max_tokens`` limits spoken answers; with tools offered it is raised (`base.limit_of`). Without
-    ``thinking`` and ``effort`` the model thinks as little as it allows. ``options`` are for `HttpProvider`.
+    ``thinking`` and ``effort`` the model thinks as little as it allows. A model that ``sees`` takes images.
+    ``options`` are for `HttpProvider`.
     """
 
     name = "anthropic"
@@ -74,22 +75,26 @@ class AnthropicProvider(HttpProvider):
         max_tokens: int,
         thinking: Thinking | None = None,
         effort: Effort | None = None,
+        *,
+        sees: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(partial(_connect, account), **options)
         self._claude = Claude(model, thinking, effort)
         self._official = account.platform != "anthropic" or is_official(account.base_url)
         self._max_tokens = max_tokens
+        self._sees = sees
         self._cached_until: dict[bytes, float] = {}
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
+        request = for_eyes(request, sees=self._sees)
         events = self.reply(_PATH, self._post, request if self._official else without_marks(request))
         return checked(events, request)
 
     async def warm(self, request: ModelRequest) -> Finished | None:
         """Have a prompt cached (`base.CacheWarmer`), once in the cache's lifetime."""
-        request = request if self._official else without_marks(request)
+        request = for_eyes(request if self._official else without_marks(request), sees=self._sees)
         body = encode(warming_of(request, names_of(request), self._claude))
         least = family_of(self._claude.model).cached_tokens
         now = asyncio.get_running_loop().time()
@@ -150,6 +155,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> AnthropicProvider
         profile.max_tokens,
         profile.thinking,
         profile.effort,
+        sees=sees(profile, official=profile.platform != "anthropic" or is_official(profile.base_url)),
         local_only=settings.local_only,
     )
     provider.prices = prices_of(profile)

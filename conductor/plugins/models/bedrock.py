@@ -19,8 +19,8 @@ from conductor.models.base import ModelEvent, ModelRequest
 from conductor.models.profiles import Effort, Thinking
 from conductor.plugins.models.anthropic_request import prefix_of
 from conductor.plugins.models.checked import checked
-from conductor.plugins.models.families import Claude, check_claude
-from conductor.plugins.models.rendering import encode, names_of
+from conductor.plugins.models.families import Claude, check_claude, sees
+from conductor.plugins.models.rendering import encode, for_eyes, names_of
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.settings import environment_value
 
@@ -51,6 +51,7 @@ class BedrockProvider(HttpProvider):
         base_url: str | None = None,
         thinking: Thinking | None = None,
         effort: Effort | None = None,
+        sees: bool = True,
         **options: Any,
     ) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -58,6 +59,7 @@ class BedrockProvider(HttpProvider):
         super().__init__(service_at(address, headers, None if api_key else Signer(region)), **options)
         self._claude = Claude(model, thinking, effort, self.name)
         self._max_tokens = max_tokens
+        self._sees = sees
         self._path = f"/model/{quote(model, safe='')}/converse-stream"
 
     async def start(self) -> None:
@@ -67,7 +69,7 @@ class BedrockProvider(HttpProvider):
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
-        events = self.reply(self._path, self._post, request)
+        events = self.reply(self._path, self._post, for_eyes(request, sees=self._sees))
         return checked(events, request)
 
     def _post(self, request: ModelRequest, reasoning: bool) -> Post:
@@ -143,5 +145,6 @@ def from_profile(profile: ModelProfile, settings: Settings) -> BedrockProvider:
         base_url=profile.base_url,
         thinking=profile.thinking,
         effort=profile.effort,
+        sees=sees(profile),
         local_only=settings.local_only,
     )

@@ -17,7 +17,7 @@ from zoneinfo import available_timezones
 
 import msgspec
 
-from conductor.messages import AssistantMessage, Message, Note, ToolCall, ToolResult, UserMessage
+from conductor.messages import AssistantMessage, Image, Message, Note, ToolCall, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta, ToolDefinition, Usage
 from conductor.plugins.models.demo_words import example_of, match_words, spaced
 
@@ -101,6 +101,7 @@ ROWS: Sequence[tuple[str, str]] = (
     ("get_current_time", r"what (?:time|day|date) is it(?: (?:in|at) (?P<timezone>.+))?"),
     ("lamp.switch", rf"(?:switch|turn) (?P<on>on|off) the {_LAMP_OF}"),
     ("lamp.switch", rf"(?:switch|turn) the {_LAMP_OF} (?P<on>on|off)"),
+    ("camera.look", r"(?:what|who) (?:do|can) you see(?: now)?|what is (?:this|that)|(?:have|take) a look"),
     ("lamp.list", rf"(?:which|what) {_LAMP} are on"),
     ("photos.delete", r"delete (?:my )?(?P<count>\d{1,6}) (?:newest )?photos of (?:album )?(?P<album>.+)"),
     ("note.delete", r"(?:delete|remove) the note (?P<title>.+)"),
@@ -251,6 +252,8 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
     if not outcome["success"]:
         kind, message = str(outcome.get("error_type")), str(outcome.get("error_message") or "")
         return _FAILURES[kind] if kind in _FAILURES else f"{name} did not work: {_ended(message or kind)}"
+    if result.images:
+        return _unseen(result.images)
     data = outcome.get("data")
     data = _decoded(data) if isinstance(data, str) else data
     match data, _decoded(call.arguments):
@@ -262,6 +265,14 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
         case str(), _ if re.fullmatch(r"[A-Z].*[.!?]", data.strip(), re.S):  # already a sentence
             return _ended(data)
     return f"{name} answered: {_ended(_in_words(data))}"
+
+
+def _unseen(images: Sequence[Image]) -> str:
+    """Say that there is an image which the demo does not see."""
+    first = images[0]
+    size = f"{first.width} by {first.height} pixels, {max(1, round(first.size / 1_024))} kilobytes"
+    what = f"a picture ({size})" if len(images) == 1 else f"{len(images)} pictures, the first of {size}"
+    return f"I got {what}, but I am a demo and cannot see it. A model that sees can."
 
 
 def _in_words(value: Any, depth: int = 4) -> str:
@@ -353,7 +364,7 @@ def output_for(request: ModelRequest) -> DemoOutput:
     if outputs:
         outputs = [DemoOutput("Here is some news."), *reversed(outputs)]
     elif request.messages and isinstance(last := request.messages[-1], UserMessage):
-        outputs = understand(last.text, request)
+        outputs = [DemoOutput(_unseen(last.images))] if last.images else understand(last.text, request)
     outputs = outputs or _report(request.messages) or [DemoOutput(_help(request))]
     text = " ".join(dict.fromkeys(output.text for output in outputs if output.text))
     return DemoOutput(text, tuple(dict.fromkeys(call for output in outputs for call in output.calls)))

@@ -84,6 +84,32 @@ def family_of(model: str) -> Family:
     return next((family for pattern, family in _FAMILIES if pattern.match(model)), Family())
 
 
+# Bedrock's families that take images, by the API's page of supported models.
+_SEE_AT_BEDROCK = re.compile(
+    r".*(?:anthropic\.claude|amazon\.nova-(?!micro)|meta\.llama3-2-(?:11|90)b|meta\.llama4|pixtral)"
+)
+# OpenAI's models that take none.
+_BLIND_AT_OPENAI = re.compile(r"gpt-3|gpt-4(?:$|-0|-32k)|o1-(?:mini|preview)|o3-mini|davinci|babbage|gpt-oss")
+
+
+def sees(profile: ModelProfile, *, official: bool = True) -> bool:
+    """Return whether a profile's model takes images: its own setting, else by its name.
+
+    Of a model at another address (not ``official``) only Claude's names tell.
+    """
+    model = profile.model or ""
+    if profile.sees is not None:
+        return profile.sees
+    match profile.provider:
+        case "anthropic":
+            return official or "claude" in model
+        case "bedrock":
+            return _SEE_AT_BEDROCK.match(model) is not None
+        case "openai":
+            return official and _BLIND_AT_OPENAI.match(model) is None
+    return False
+
+
 def prices_of(profile: ModelProfile) -> Prices | None:
     """Return the prices of a profile's model at its service's own address; None if they are not known."""
     is_own = profile.provider in ("anthropic", "openai") and profile.platform == "anthropic"

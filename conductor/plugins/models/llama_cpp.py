@@ -26,7 +26,7 @@ from conductor.models.base import ModelEvent, ModelRequest, may_call
 from conductor.plugins.models.checked import checked
 from conductor.plugins.models.openai_request import chat_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, names_of, without_marks
+from conductor.plugins.models.rendering import encode, for_eyes, names_of, without_marks
 from conductor.plugins.models.thought_filter import ThoughtHabits
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class LlamaCppProvider:
 
     async def _reply(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         server = self._server or await self._loaded()
-        request = without_marks(request)
+        request = for_eyes(without_marks(request), sees=False)
         names = names_of(request)
         limit = request.max_tokens or self._max_tokens
         source = f"{self.name} {self._path.name}"

@@ -11,11 +11,11 @@ from conductor.errors import SettingsError
 from conductor.models.base import ModelEvent, ModelRequest, StreamDecoder, may_call
 from conductor.models.profiles import Effort, Prices
 from conductor.plugins.models.checked import checked
-from conductor.plugins.models.families import family_of, prices_of
+from conductor.plugins.models.families import family_of, prices_of, sees
 from conductor.plugins.models.openai_request import PROVIDER, chat_body, completions_body
 from conductor.plugins.models.openai_responses import ResponsesDecoder, responses_body
 from conductor.plugins.models.openai_stream import ChatDecoder
-from conductor.plugins.models.rendering import encode, names_of, without_marks
+from conductor.plugins.models.rendering import encode, for_eyes, names_of, without_marks
 from conductor.plugins.models.streaming import HttpProvider, Post, service_at
 from conductor.plugins.models.thought_filter import ThoughtHabits
 
@@ -36,7 +36,8 @@ class OpenAIProvider(HttpProvider):
     ``base_url`` usually ends in ``/v1``. ``endpoint`` "completions" is for models without a chat template: it
     sends the messages as one prompt, without tools. ``max_tokens`` limits spoken answers; with tools offered
     it is raised (`base.limit_of`). Without a ``context_window`` the service is asked for it.
-    ``headers``, with lower-case names, replace the key's. ``options`` are for `HttpProvider`.
+    ``headers``, with lower-case names, replace the key's. A model that ``sees`` takes images. ``options`` are
+    for `HttpProvider`.
     """
 
     name = PROVIDER
@@ -53,6 +54,7 @@ class OpenAIProvider(HttpProvider):
         effort: Effort | None = None,
         context_window: int | None = None,
         headers: Mapping[str, str] | None = None,
+        sees: bool = True,
         **options: Any,
     ) -> None:
         key = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -63,6 +65,7 @@ class OpenAIProvider(HttpProvider):
         self.endpoint = endpoint
         self._official = is_official(base_url)
         self.effort = effort
+        self._sees = sees and endpoint != "completions"
         self._source = f"{urlsplit(base_url or DEFAULT_BASE_URL).hostname} {model}"
         self._habits = ThoughtHabits()
 
@@ -75,6 +78,7 @@ class OpenAIProvider(HttpProvider):
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Stream the reply (`base.ModelProvider`)."""
         path = "/chat/completions" if self.endpoint == "chat" else f"/{self.endpoint}"
+        request = for_eyes(request, sees=self._sees)
         events = self.reply(path, self._post, request if self._official else without_marks(request))
         return checked(events, request)
 
@@ -144,6 +148,7 @@ def from_profile(profile: ModelProfile, settings: Settings) -> OpenAIProvider:
         effort=effort,
         context_window=profile.context_window,
         headers=profile.own_headers,
+        sees=sees(profile, official=official),
         local_only=settings.local_only,
     )
     provider.prices = prices_of(profile)

@@ -91,6 +91,11 @@ def shown(item: Message, images: Mapping[str, bytes] | None) -> list[tuple[str, 
     ]
 
 
+def for_eyes(request: ModelRequest, *, sees: bool) -> ModelRequest:
+    """Return the request for a model that sees, or for one that does not."""
+    return request if sees else replace(request, images=None)
+
+
 def without_marks(request: ModelRequest) -> ModelRequest:
     """Break the marks of chat templates in words, notes and results, with a blank.
 

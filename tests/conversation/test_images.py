@@ -1,0 +1,121 @@
+"""How long a conversation keeps images, as tables: the records, the images that are kept, and those dropped.
+
+``kept`` maps ids to the turns that had the image; ``gone`` are those of which the log has a line of text.
+"""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from conductor.conversation import records as r
+from conductor.conversation.history import estimate_tokens
+from conductor.conversation.receive import receive
+from conductor.conversation.state import Conversation, Notice
+from conductor.events import client
+from conductor.images import Taken
+from conductor.messages import Illustrated, Image, ToolResult, UserMessage
+from tests.conversation.build import NOW, STARTED, device, finished, fold, replied, result, view
+
+A, B, C = (Image(id=key, media_type="image/png", size=9, width=750, height=2) for key in "abc")
+NINE = tuple(replace(A, id=f"n{number}") for number in range(9))
+ANSWERED = r.TurnEnded(reason="answered")
+INTERRUPTED = r.TurnEnded(reason="interrupted")
+
+
+def turn(event_id: str = "words-1", *images: Image, cause: str = "transcript") -> r.TurnStarted:
+    return replace(STARTED, event_id=event_id, images=images, cause=cause, text="go" if event_id else "")
+
+
+def snapped(*images: Image) -> list[r.Record]:
+    """Make the records of a call that gives images."""
+    shown = replace(result(), images=images)
+    return [replied(device(started_at=NOW)), finished(result=shown)]
+
+
+LATE = Notice(text="late", late=True, expires_at=NOW + 9_000, images=(A,))
+ROWS: list[tuple[str, list[r.Record], dict[str, int], list[str], list[str]]] = [
+    ("a result", [turn(), *snapped(A)], {"a": 1}, [], []),
+    ("words", [turn("words-1", A, B)], {"a": 1, "b": 1}, [], []),
+    ("the next turn", [turn(), *snapped(A), ANSWERED, turn("words-2")], {"a": 2}, [], []),
+    (
+        "the turn after that",
+        [turn("words-1", A), ANSWERED, turn("words-2"), ANSWERED, turn("words-3", B)],
+        {"b": 1},
+        ["a"],
+        ["a"],
+    ),
+    (
+        "the commit that drops it",
+        [turn("words-1", A), ANSWERED, turn("words-2"), ANSWERED, turn("words-3"), ANSWERED],
+        {},
+        ["a"],
+        [],
+    ),
+    (
+        "a program's call is no turn",
+        [turn("words-1", A), ANSWERED, turn("", cause="request")],
+        {"a": 1},
+        [],
+        [],
+    ),
+    ("waiting words", [turn(), r.InputQueued("e2", "hi", images=(A,))], {"a": 0}, [], []),
+    (
+        "words that waited for two turns",
+        [
+            turn(),
+            r.InputQueued("e2", "hi", images=(A,)),
+            *(INTERRUPTED, turn("e1"), INTERRUPTED, turn("e3"), INTERRUPTED),
+            replace(turn("e2", A), text="hi"),
+        ],
+        {"a": 1},
+        [],
+        [],
+    ),
+    ("a late result that waits", [r.NoticeTaken("", LATE)], {"a": 0}, [], []),
+    ("a late result in its turn", [r.NoticeTaken("", LATE), turn()], {"a": 1}, [], []),
+    (
+        "more than a session keeps: the oldest goes",
+        [turn("words-1", A), *snapped(*NINE)],
+        {image.id: 1 for image in NINE},
+        ["a"],
+        ["a"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "kept", "gone", "dropped"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
+)
+def test_a_conversation_keeps_an_image_for_two_turns(
+    records: list[r.Record], kept: dict[str, int], gone: list[str], dropped: list[str]
+) -> None:
+    state = fold(*records)
+    images = [image for message in state.log if isinstance(message, Illustrated) for image in message.images]
+    assert (state.images, [image.id for image in images if image.gone], state.dropped_images) == (
+        kept,
+        gone,
+        dropped,
+    )
+
+
+def test_words_and_results_bring_their_images() -> None:
+    taken = Taken((A,), (("a", b"a"),))
+    started = receive(view(Conversation()), "e1", client.TranscriptFinal("look"), taken)
+    assert isinstance(started, list) and list(r.images(started)) == [A]
+    waiting = receive(view(fold(STARTED, ANSWERED, turn("e0"))), "e1", client.TranscriptFinal("look"), taken)
+    assert isinstance(waiting, list) and list(r.images(waiting)) == [A]
+
+
+TOKENS = [
+    ("by its pixels, as Claude counts", replace(A, width=1_500, height=1_000), 2_000),
+    ("a small one", replace(A, width=1, height=1), 1),
+    ("a large one, which services scale down", replace(A, width=3_900, height=4_000), 3_300),
+    ("a line of text in its place", replace(A, width=1_500, height=1_000, gone=True), 20),
+]
+
+
+@pytest.mark.parametrize(("image", "tokens"), [row[1:] for row in TOKENS], ids=[row[0] for row in TOKENS])
+def test_an_image_counts_in_the_history(image: Image, tokens: int) -> None:
+    for message in (UserMessage("go", images=(image,)), ToolResult("c1", "go", images=(image,))):
+        assert estimate_tokens(message) == tokens + estimate_tokens(UserMessage("go"))

@@ -1,0 +1,129 @@
+"""Images in each service's form, byte for byte, and in words to a model that does not see."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from conductor.errors import ModelError
+from conductor.images import Picture, take
+from conductor.messages import AssistantMessage, Image, Message, ToolCall, ToolResult, UserMessage
+from conductor.models.base import ModelProvider, ModelRequest, TextDelta, ToolDefinition
+from conductor.plugins.models.text_protocol import TextProtocol
+from tests.models import AnthropicService, ModelService, OpenAIService, Reply
+from tests.pictures import JPEG, WEBP, png
+from tests.stand_ins.bedrock_service import BedrockService
+
+PNG = png(64, 48, seed=7, noise=2_000)
+TAKEN = take([Picture("image/png", PNG), Picture("image/jpeg", JPEG), Picture("image/webp", WEBP)])
+FIRST, SECOND, THIRD = TAKEN.images
+GONE = Image(id="gone", media_type="image/png", size=40_960, width=8, height=8, gone=True)
+LOST = Image(id="lost", media_type="image/png", size=40_960, width=8, height=8)
+TOOLS = (ToolDefinition("camera.look", "Look.", {"type": "object"}),)
+MESSAGES: list[Message] = [
+    UserMessage("What is this?", images=(FIRST,)),
+    AssistantMessage(
+        calls=(ToolCall("call_1", "camera.look", "{}"), ToolCall("call_2", "camera.look", "{}"))
+    ),
+    ToolResult("call_1", "a photo", images=(SECOND, GONE)),
+    ToolResult("call_2", "another", images=(THIRD, LOST)),
+]
+REQUEST = ModelRequest("You see.", MESSAGES, TOOLS, images=dict(TAKEN.pictures))
+SERVICES: dict[str, tuple[Any, str]] = {
+    "anthropic": (AnthropicService, "test-model"),
+    "chat": (OpenAIService, "test-model"),
+    "responses": (lambda: OpenAIService("responses"), "test-model"),
+    "bedrock": (BedrockService, "eu.anthropic.claude-sonnet-5-5"),
+}
+BLIND_AT = {**SERVICES, "bedrock": (BedrockService, "meta.llama3-1-8b")}
+BLIND_AT["completions"] = (lambda: OpenAIService("completions"), "test-model")
+
+
+@asynccontextmanager
+async def asked(
+    make: Any, model: str, request: ModelRequest, **options: Any
+) -> AsyncIterator[tuple[ModelService, str]]:
+    """Ask a stand-in; gives it with the request that it accepted, as text."""
+    async with make() as service:
+        service.replies.append(Reply(text="A cat."))
+        provider: ModelProvider = service.provider(model=model, **options)
+        await provider.start()
+        try:
+            assert await said(provider, request) == "A cat."
+        finally:
+            await provider.aclose()
+        assert not service.refused, list(service.refused)
+        yield service, json.dumps(service.requests[-1])
+
+
+async def said(provider: ModelProvider, request: ModelRequest) -> str:
+    async with aclosing(provider.stream(request)) as events:
+        return "".join([event.text async for event in events if isinstance(event, TextDelta)]).strip()
+
+
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_a_service_gets_each_image_in_its_form_with_its_bytes(make: Any, model: str) -> None:
+    async with asked(make, model, REQUEST) as (_, text):
+        found = [b64decode(data) for data in re.findall(r'(?<=[",])[A-Za-z0-9+/]{40,}={0,2}(?=")', text)]
+        assert sorted(found) == sorted([PNG, JPEG, WEBP])
+        assert text.count("[an image that is no longer shown: image/png, 40 KB]") == 2
+
+
+@pytest.mark.parametrize(("make", "model"), BLIND_AT.values(), ids=BLIND_AT)
+async def test_a_model_that_does_not_see_reads_so(make: Any, model: str) -> None:
+    options = {} if make is BLIND_AT["completions"][0] else {"sees": False}
+    request = REQUEST if options else replace(REQUEST, tools=())
+    async with asked(make, model, request, **options) as (_, text):
+        assert text.count("[an image that this model cannot see: image/") == 4
+        assert text.count("[an image that is no longer shown: image/png, 40 KB]") == 1
+        assert not re.search(r"[A-Za-z0-9+/]{60,}", text)
+
+
+async def test_a_model_that_writes_its_calls_as_text_reads_that_it_cannot_see() -> None:
+    async with OpenAIService() as service:
+        service.replies.append(Reply(text='{"type":"final_answer","content":"A cat."}'))
+        provider = TextProtocol(service.provider())
+        await provider.start()
+        assert await said(provider, REQUEST) == "A cat."
+        text = json.dumps(service.requests[-1])
+        await provider.aclose()
+    assert text.count("an image that this model cannot see") == 4 and "image_url" not in text
+
+
+WRONG: dict[str, tuple[str, bytes]] = {
+    "another type": ("image/png", JPEG),
+    "a type that no service takes": ("image/tiff", b"II*\x00" + bytes(40)),
+}
+
+
+@pytest.mark.parametrize(("media_type", "data"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_the_stand_ins_refuse_images_that_are_none(
+    make: Any, model: str, media_type: str, data: bytes
+) -> None:
+    image = Image(id="i", media_type=media_type, size=len(data), width=8, height=8)
+    request = replace(REQUEST, messages=[UserMessage("Look.", images=(image,))], images={"i": data})
+    async with make() as service:
+        provider = service.provider(model=model)
+        await provider.start()
+        with pytest.raises(ModelError):
+            await said(provider, request)
+        await provider.aclose()
+        assert service.refused
+
+
+async def test_bedrock_refuses_images_for_a_model_that_does_not_see() -> None:
+    async with BedrockService() as service:
+        provider = service.provider(model="meta.llama3-1-8b")
+        await provider.start()
+        with pytest.raises(ModelError):
+            await said(provider, REQUEST)
+        await provider.aclose()
+        assert "doesn't support the image field" in str(service.refused)

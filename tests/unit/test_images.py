@@ -1,0 +1,94 @@
+"""The headers of images: each format's size, and what is refused before anything decodes it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from conductor.images import ImageRefused, Picture, checked, format_of, from_base64, take
+from tests.pictures import JPEG, WEBP, WEBP_EXTENDED, WEBP_LOSSLESS, jpeg_of, png, webp_of
+
+SIZES = {
+    "PNG": ("image/png", png(640, 480), (640, 480)),
+    "the largest PNG": ("image/png", png(3_999, 4_000), (3_999, 4_000)),
+    "JPEG": ("image/jpeg", jpeg_of(1_568, 1_045), (1_568, 1_045)),
+    "JPEG with bytes that fill": ("image/jpeg", JPEG[:2] + b"\xff\xff" + JPEG[2:], (1, 1)),
+    "lossy WebP": ("image/webp", WEBP, (1, 1)),
+    "lossless WebP": ("image/webp", WEBP_LOSSLESS, (1, 1)),
+    "extended WebP": ("image/webp", WEBP_EXTENDED, (1, 1)),
+}
+
+
+@pytest.mark.parametrize(("media_type", "data", "size"), SIZES.values(), ids=SIZES)
+def test_an_image_has_the_size_of_its_header(media_type: str, data: bytes, size: tuple[int, int]) -> None:
+    image = checked(Picture(media_type, data))
+    assert (image.media_type, image.size, image.width, image.height) == (media_type, len(data), *size)
+
+
+def two_frames() -> bytes:
+    """Make a JPEG with a small frame before the one of its size."""
+    at = JPEG.index(b"\xff\xc2")
+    frame = JPEG[at : at + 2 + int.from_bytes(JPEG[at + 2 : at + 4])]
+    huge = jpeg_of(8_000, 8_000)
+    return huge[:at] + frame + huge[at:]
+
+
+def small_canvas() -> bytes:
+    """Make a WebP whose picture is larger than its canvas."""
+    at = WEBP_EXTENDED.index(b"\x9d\x01\x2a") + 3
+    size = (9_000).to_bytes(2, "little") * 2
+    return WEBP_EXTENDED[:at] + size + WEBP_EXTENDED[at + 4 :]
+
+
+REFUSED = {
+    "16 megapixels": ("image/png", png(4_000, 4_000), "4,000 x 4,000 pixels"),
+    "a long side": ("image/png", png(8_001, 1), "8,001 x 1 pixels"),
+    "a second, larger frame": ("image/jpeg", two_frames(), "8,000 x 8,000 pixels"),
+    "a picture larger than its canvas": ("image/webp", small_canvas(), "9,000 x 9,000 pixels"),
+    "a canvas": ("image/webp", webp_of(16_384, 16_384), "16,384 x 16,384 pixels"),
+    "no pixels": ("image/jpeg", jpeg_of(0, 9), "is empty"),
+    "half a PNG": ("image/png", png()[:20], "is damaged"),
+    "half a JPEG": ("image/jpeg", JPEG[:20], "is damaged"),
+    "half a WebP": ("image/webp", WEBP[:20], "is damaged"),
+    "a JPEG of bytes that fill": ("image/jpeg", JPEG[:2] + b"\xff" * 700_000, "is damaged"),
+    "a WebP of empty parts": ("image/webp", b"RIFF\0\0\0\0WEBP" + b"ABCD\0\0\0\0" * 80_000, "is damaged"),
+    "another type": ("image/jpeg", png(), "is called image/jpeg, and its first bytes are image/png"),
+    "a vector": ("image/svg+xml", b"<svg/>", "none of"),
+    "too many bytes": ("image/png", png(noise=700_000), "the most is 786,432"),
+}
+
+
+@pytest.mark.parametrize(("media_type", "data", "why"), REFUSED.values(), ids=REFUSED)
+def test_an_image_is_refused_with_the_reason(media_type: str, data: bytes, why: str) -> None:
+    with pytest.raises(ImageRefused, match=why):
+        checked(Picture(media_type, data))
+
+
+def test_text_that_is_no_base64_or_too_long_is_refused() -> None:
+    for text in ("**", "aGk", "aGk=\n", "a" * 1_048_580):
+        assert isinstance(from_base64("image/png", text), ImageRefused)
+    assert from_base64("image/png", "aGk=") == Picture("image/png", b"hi")
+
+
+def test_of_many_images_the_first_three_are_taken_each_with_its_own_id() -> None:
+    taken = take([Picture("image/png", png(seed=number)) for number in range(9)])
+    assert [data for _, data in taken.pictures] == [png(seed=number) for number in range(3)]
+    assert len({image.id for image in taken.images}) == 3 and len(taken.refusals) == 1
+
+
+def test_no_bytes_cost_more_than_a_refusal() -> None:
+    seed = Random().randrange(2**32)
+    rng = Random(seed)
+    for start in (JPEG, WEBP, WEBP_LOSSLESS, WEBP_EXTENDED, png(3, 3)):
+        for _ in range(300):
+            data = bytearray(start)
+            for _ in range(rng.randrange(1, 6)):
+                data[rng.randrange(len(data))] = rng.randrange(256)
+            cut = bytes(data[: rng.randrange(len(data))]) if rng.random() < 0.3 else bytes(data)
+            try:
+                checked(Picture(format_of(cut) or "image/png", cut))
+            except ImageRefused:
+                pass
+            except Exception as error:
+                raise AssertionError(f"seed {seed}: {cut!r}") from error
