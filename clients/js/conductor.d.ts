@@ -37,7 +37,22 @@ export interface ToolRun {
   progress(report?: { message?: string; percent?: number }): void;
 }
 
-/** Returns a string or a JSON value. An exception becomes the call's error. */
+/** An image as the wire has it: JPEG, PNG or WebP in base64. */
+export interface Picture {
+  mimeType: "image/jpeg" | "image/png" | "image/webp";
+  data: string;
+}
+
+/** An image that the library scales to 1,568 pixels and encodes as JPEG, in a browser, or one for the wire. */
+export type PictureSource = Picture | ImageBitmapSource;
+
+/** Make an image for the wire. */
+export function picture(source: PictureSource): Promise<Picture>;
+
+/**
+ * Returns a string or a JSON value, or `{result?, images}` with up to three images for a model that sees. An exception
+ * becomes the call's error.
+ */
 export type ToolHandler = (args: Arguments, run: ToolRun) => unknown | Promise<unknown>;
 
 /** Thrown by a handler whose `signal` was aborted: how much of the call took effect. */
@@ -211,10 +226,10 @@ export interface Client {
   /** The payload of the first `session.started`; rejected when the client is closed or refused before. */
   readonly started: Promise<Record<string, any>>;
   /**
-   * Send a final transcript; `lang` is the language that the recogniser heard (BCP 47). The promise is never rejected; it
-   * may be ignored.
+   * Send a final transcript; `lang` is the language that the recogniser heard (BCP 47), `images` are what the words are
+   * about, at most three. The promise may be ignored; it is rejected only for an image that cannot be read.
    */
-  say(text: string, options?: { lang?: string }): Promise<TurnResult>;
+  say(text: string, options?: { lang?: string; images?: PictureSource[] }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
   /**

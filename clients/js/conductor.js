@@ -1,6 +1,7 @@
 // A client of Conductor's protocol (docs/protocol.md) for browsers and Node.
 const SERVED = [
-  "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics", "goaway", "diagnostics",
+  "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "images", "turns", "context", "metrics",
+  "goaway", "diagnostics",
 ];
 const SUPERSEDED = 4409; // another connection serves the session: do not reconnect
 const FINAL_ERRORS = new Set(["unauthorized", "unsupported_protocol_version", "session_mismatch"]);
@@ -30,6 +31,10 @@ const MAX_START_BYTES = 64_512; // the soft limit of an event without the envelo
 const MAX_RESULT_BYTES = 1_044_480; // the server's hard limit of a frame without the envelope
 const MAX_RESULT_CHARACTERS = 131_072;
 const MAX_CANCELLED_CHARACTERS = 8_192;
+const MAX_IMAGES = 3; // of a result or transcript
+const MAX_IMAGE_CHARACTERS = 1_048_576; // of base64
+const MAX_IMAGE_SIDE = 1_568; // in pixels: services scale larger ones down
+const IMAGE_QUALITIES = [0.85, 0.6, 0.3];
 const MAX_WORDS = 2_000;
 const SAVED_STAGES = new Set(["begun", "taken", "cancelled", "unwanted", "dropped"]);
 const BROKEN_OFF = "The app was closed while this ran: it may have happened.";
@@ -39,6 +44,7 @@ const bytes = (value) => new TextEncoder().encode(JSON.stringify(value)).length;
 const clean = (text) => text?.toWellFormed?.() ?? text; // UTF-8 cannot encode lone surrogates
 const plain = (text) => text.normalize("NFC").split(/\s+/).filter(Boolean).join(" "); // servers may normalise
 const asText = (value) => (typeof value === "string" ? value : JSON.stringify(value ?? null));
+const hasImages = (value) => Array.isArray(value?.images) && Object.keys(value).every((key) => key === "images" || key === "result");
 const randomId = () => [...crypto.getRandomValues(new Uint8Array(9))].map((byte) => byte.toString(36).padStart(2, "0")).join("");
 
 /** Connect, and stay connected until `close()`. The options are in conductor.d.ts. */
@@ -54,6 +60,44 @@ export class ToolCancelled extends Error {
     super(`cancelled: ${effect}`);
     Object.assign(this, { effect, result });
   }
+}
+
+/**
+ * An image for the wire. `{mimeType, data}` with base64 stays as it is; a `Blob`, a canvas, an image or a video's frame is
+ * scaled to 1,568 pixels and encoded as JPEG, in a browser.
+ */
+export async function picture(source) {
+  if (typeof source?.mimeType === "string" && typeof source.data === "string") return source;
+  const bitmap = await createImageBitmap(source);
+  const scale = Math.min(1, MAX_IMAGE_SIDE / Math.max(bitmap.width, bitmap.height));
+  const canvas = new OffscreenCanvas(Math.max(1, Math.round(bitmap.width * scale)), Math.max(1, Math.round(bitmap.height * scale)));
+  const context = canvas.getContext("2d");
+  context.fillStyle = "white"; // JPEG has no transparency
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  bitmap.close();
+  for (const quality of IMAGE_QUALITIES) {
+    const blob = await canvas.convertToBlob({ type: "image/jpeg", quality });
+    const data = base64(new Uint8Array(await blob.arrayBuffer()));
+    if (data.length <= MAX_IMAGE_CHARACTERS) return { mimeType: "image/jpeg", data };
+  }
+  throw new Error("The picture is too large.");
+}
+
+const pictures = (sources) => Promise.all(sources.slice(0, MAX_IMAGES).map(picture));
+
+function base64(data) {
+  let text = "";
+  for (let at = 0; at < data.length; at += 32_768) text += String.fromCharCode(...data.subarray(at, at + 32_768));
+  return btoa(text);
+}
+
+/** An event as it is kept over a reload: without its images, which are larger than a browser's storage may be. */
+function withoutImages(event) {
+  const { images, ...payload } = event.payload;
+  if (!images) return event;
+  if (event.type === "tool.result") payload.result = `${payload.result ?? ""}\n[Its images were lost when the app was loaded again.]`.trim();
+  return { ...event, payload };
 }
 
 /** Keep sessions as long as the process. */
@@ -204,7 +248,11 @@ class Outbox {
     const named = [];
     for (const { event, shown } of this.entries) {
       if (event.type !== "tool.result" || shown || named.length === MAX_RESUMED) continue;
-      const { callId, result, error } = event.payload;
+      const { callId, result, error, images } = event.payload;
+      if (images) {
+        named.push({ callId }); // the server requests it
+        continue;
+      }
       const full = error === null ? { callId, result } : { callId, error };
       const size = bytes(full) + 1;
       named.push(size <= room ? full : { callId });
@@ -402,8 +450,16 @@ class Client {
     this.#open();
   }
 
-  say(text, { lang } = {}) {
-    const event = this.#event("user.audio.transcript.final", { text: clean(text), lang });
+  say(text, { lang, images } = {}) {
+    return images?.length ? this.#sayShowing(text, lang, images) : this.#say(text, { lang });
+  }
+
+  async #sayShowing(text, lang, images) {
+    return this.#say(text, { lang, images: await pictures(images) });
+  }
+
+  #say(text, { lang, images }) {
+    const event = this.#event("user.audio.transcript.final", { text: clean(text), lang, images });
     const turn = this.#turns.add(text, event.id, this.#number);
     if (this.#pause) this.#pause.said = true;
     if (this.#closed) this.#turns.close(this.#refusal);
@@ -723,7 +779,7 @@ class Client {
       known: this.#known,
       lastEventId: this.#lastEventId,
       handled: [...this.#handled].slice(-SAVED_IDS),
-      outbox: this.#outbox.entries.map(({ event, shown, at }) => ({ event, shown, at })),
+      outbox: this.#outbox.entries.map(({ event, shown, at }) => ({ event: withoutImages(event), shown, at })),
       // Queued calls are forgotten over a reload: the server sends them again.
       calls: [...this.#calls].filter(([, stage]) => stage !== "queued").slice(-SAVED_IDS),
     };
@@ -930,7 +986,9 @@ class Client {
         if (run.late || this.#closed) throw new Error("The device's tool did not end in time.");
         return work; // it reports its effect
       });
-      return { result: asText(await Promise.race([work, late])) };
+      const value = await Promise.race([work, late]);
+      if (!hasImages(value)) return { result: asText(value) };
+      return { result: value.result === undefined ? null : asText(value.result), images: await pictures(value.images) };
     } catch (error) {
       if (error instanceof ToolCancelled) return { error: error.message, cancelled: error };
       return { error: String(error?.message ?? error) || "The tool failed." };
@@ -946,12 +1004,13 @@ class Client {
     return [this.#readsOnly(run.name) ? "none" : "partial"]; // without a report of the handler, the worst case
   }
 
-  #finish(callId, { result = null, error = null }) {
+  #finish(callId, { result = null, error = null, images }) {
     const answer = { callId, result: clean(result), error: clean(error) };
     if (bytes(answer) > MAX_RESULT_BYTES) {
       answer.result = shortened(answer.result, MAX_RESULT_CHARACTERS);
       answer.error = shortened(answer.error, MAX_RESULT_CHARACTERS);
     }
+    if (images?.length && this.#accepted.has("images")) answer.images = images;
     this.#stage(callId, "taken");
     this.#keep(this.#event("tool.result", answer));
   }

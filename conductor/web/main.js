@@ -24,8 +24,8 @@ import { who } from "./who.js";
 
 const HOLD_MS = 1_200; // for the other half of a sentence
 const CAPABILITIES = [
-  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "pause", "segments", "metrics", "turns", "inspect", "goaway",
-  "diagnostics", "hints",
+  "resume", "tools", "approval", "cancel", "lease", "late", "activity", "pause", "segments", "images", "metrics", "turns", "inspect",
+  "goaway", "diagnostics", "hints",
 ];
 
 const read = recordReader({ session: () => recall("session"), token: () => known });
@@ -172,8 +172,14 @@ const SHOWN = {
   error: ({ code, message }) => log.notice(`${message} (${code})`),
 };
 
+/** An event with a line in the place of each image. */
+function brief(event) {
+  const images = event.payload.images?.map(({ mimeType, data }) => `[${mimeType}, ${Math.round((data.length * 3) / 4_096)} KB]`);
+  return images ? { ...event, payload: { ...event.payload, images } } : event;
+}
+
 function onEvent(direction, event) {
-  const frame = { at: Date.now(), direction, event };
+  const frame = { at: Date.now(), direction, event: brief(event) };
   events.add({ ...frame, turn: turn.add(frame) });
   // An event may come a second time after a reconnect.
   if (drawn.has(event.id)) return;

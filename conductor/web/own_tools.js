@@ -1,5 +1,6 @@
 // The tools of this page: two that act on what it draws, three lamps and a list of notes, and declarations with a
 // scripted answer. Kept in this tab.
+import { picture } from "./conductor.js";
 import { byId, el } from "./dom.js";
 import { keep, recall } from "./store.js";
 
@@ -25,6 +26,17 @@ const EXAMPLES = [
       _meta: { conductor: { spoken: "delete the note {title}" } },
     },
     answer: { delayMs: 600 },
+  },
+  {
+    declaration: {
+      name: "camera.look",
+      title: "Look through the camera",
+      description: "Take a picture with the camera of this device, and look at it.",
+      inputSchema: object({}),
+      annotations: { readOnlyHint: true },
+      _meta: { conductor: { approval: "ask", spoken: "look through the camera", interactive: true } },
+    },
+    answer: {},
   },
 ];
 
@@ -87,6 +99,16 @@ const ACTIONS = {
     if (!note) throw new Error(`There is no note ${title}.`);
     change({ notes: room.notes.filter((other) => other !== note) });
     return `The note ${note} is deleted.`;
+  },
+  async "camera.look"() {
+    const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
+    const video = Object.assign(document.createElement("video"), { muted: true, playsInline: true, srcObject: stream });
+    try {
+      await video.play();
+      return { result: "A picture from the camera.", images: [await picture(video)] };
+    } finally {
+      for (const track of stream.getTracks()) track.stop();
+    }
   },
 };
 

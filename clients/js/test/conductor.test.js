@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ToolCancelled } from "../conductor.js";
-import { FIND, NOTES, WebSocket, breaking, memoryStorage, open, signal } from "./helpers.js";
+import { PNG, FIND, NOTES, WebSocket, breaking, memoryStorage, open, signal } from "./helpers.js";
 
 const allow = () => ({ decision: "allow" });
 
@@ -177,6 +177,19 @@ test("a tool, its error, and one that is missing", async () => {
   assert.match(found.text, /number 1/);
   assert.match((await client.say('call notes.find with {"number": 2}')).text, /no such note/);
   assert.match((await client.say('call notes.lost with {"number": 3}')).text, /no tool notes.lost/);
+  await client.close();
+});
+
+test("a tool and words with images, which the demo does not see", async () => {
+  const image = { mimeType: "image/png", data: PNG };
+  const handlers = { "camera.look": () => ({ result: "a photo", images: [image] }) };
+  const look = { name: "camera.look", description: "Look.", inputSchema: { type: "object" }, annotations: { readOnlyHint: true } };
+  const sent = [];
+  const onEvent = (direction, { type, payload }) => payload.images && sent.push([type, payload.result, payload.images]);
+  const client = open("js-images", { tools: [look], handlers, onEvent });
+  assert.match((await client.say("What do you see?")).text, /I got a picture \(1 by 1 pixels, .* cannot see it/);
+  assert.match((await client.say("What is this?", { images: [image] })).text, /I got a picture/);
+  assert.deepEqual(sent, [["tool.result", "a photo", [image]], ["user.audio.transcript.final", undefined, [image]]]);
   await client.close();
 });
 

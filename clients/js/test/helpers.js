@@ -14,6 +14,9 @@ export { WebSocket, memoryStorage };
 export const NOTES = { name: "notes.add", description: "Add a note.", inputSchema: { type: "object", properties: { number: { type: "integer" } } } };
 export const FIND = { ...NOTES, name: "notes.find", description: "Find a note.", annotations: { readOnlyHint: true } };
 
+/** A PNG of one pixel. */
+export const PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg==";
+
 const clients = [];
 after(() => Promise.all(clients.map((client) => client.close()))); // a test that failed may have left one
 
