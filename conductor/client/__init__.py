@@ -44,6 +44,7 @@ from conductor.client.connection import (
     describe_error,
     state_of,
 )
+from conductor.client.pictures import Shown, wire_pictures
 from conductor.client.session import CLOSED, Connections
 from conductor.client.turns import Turn, Turns
 from conductor.events import client as outbound
@@ -62,6 +63,7 @@ __all__ = [
     "Reconnect",
     "Reconnected",
     "StartRefused",
+    "Shown",
     "ToolCancelledError",
     "ToolRun",
     "TryFailed",
@@ -77,7 +79,19 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 DEFAULT_CAPABILITIES = (
-    *("resume", "tools", "cancel", "lease", "late", "activity", "pause", "turns", "context", "diagnostics"),
+    *(
+        "resume",
+        "tools",
+        "cancel",
+        "lease",
+        "late",
+        "activity",
+        "pause",
+        "images",
+        "turns",
+        "context",
+        "diagnostics",
+    ),
 )
 """Capabilities that the library implements alone. Without ``tools`` the server would offer its catalog.
 ``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
@@ -281,19 +295,21 @@ class Client(Connections):
 
     # Sending
 
-    async def say(self, text: str, *, lang: str | None = None) -> Turn:
+    async def say(self, text: str, *, lang: str | None = None, images: Sequence[bytes] = ()) -> Turn:
         """Send a final transcript; await the returned turn for its end.
 
-        ``lang`` is the language that the recogniser heard (BCP 47).
+        ``lang`` is the language that the recogniser heard (BCP 47), ``images`` are what the words are about:
+        at most three files of JPEG, PNG or WebP (`Shown`).
 
         With ``reconnect`` a transcript waits for a connection, which is tried at once. Without a connection
         it raises `ConnectionLost`, as it does if ``ClientLimits.unsent`` transcripts wait or the client has
         given up.
-        Raises `ValueError` for a text that exceeds a frame or has lone surrogates.
+        Raises `ValueError` for a text that exceeds a frame or has lone surrogates, and for an image that the
+        server would refuse.
         """
         if not self._retries or len(self._turns.at("waiting")) >= self.limits.unsent:
             self.require()
-        entry = self.add(outbound.TranscriptFinal(text, lang))
+        entry = self.add(outbound.TranscriptFinal(text, lang, wire_pictures(images)))
         if self._calls.pause is not None:
             self._calls.pause.is_followed = True
         turn = Turn(text, entry.event_id, self.limits.turn_s)

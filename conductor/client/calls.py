@@ -14,6 +14,7 @@ from msgspec.json import encode
 from msgspec.structs import replace
 
 from conductor.client.connection import ConnectionLost, arguments_of, describe_error
+from conductor.client.pictures import Shown, wire_pictures
 from conductor.client.session import Connections, remember
 from conductor.events.client import ToolCancelled, ToolProgress, ToolResultEvent, ToolStarted
 from conductor.events.server import ToolCallEvent, is_ui_call
@@ -263,7 +264,10 @@ class Calls:
             async with limit:
                 if inspect.isawaitable(value := work()):
                     value = await value
-            return ToolResultEvent(run.call_id, _as_text(value))
+            if not isinstance(value, Shown):
+                return ToolResultEvent(run.call_id, _as_text(value))
+            images = wire_pictures(value.images) if "images" in self._session.capabilities else []
+            return ToolResultEvent(run.call_id, _as_text(value.result), images=images)
         except ToolCancelledError as cancelled:
             return ToolCancelled(run.call_id, cancelled.effect, cancelled.result)
         except Exception as error:

@@ -31,6 +31,7 @@ MAX_IDS = 2_000
 MAX_WAITING = 2_000
 """Events that wait for their handlers. One more closes the connection, and the server sends it again."""
 MAX_FRAME_BYTES = 2**20
+MAX_IMAGE_FRAME_BYTES = 2**22
 """Bytes of a frame; the server closes the connection after a larger one."""
 CLOSED = "The client was closed."
 
@@ -207,8 +208,9 @@ class Connections:
     def frame(self, event_id: str, event: client.ClientEvent) -> bytes:
         """Encode an event. Raises `ValueError` for one that is too large for a frame."""
         frame = encode_event(event_id, self.session_id, event)
-        if len(frame) > MAX_FRAME_BYTES:
-            raise ValueError(f"an event has {len(frame)} bytes; the limit is {MAX_FRAME_BYTES}")
+        limit = MAX_IMAGE_FRAME_BYTES if getattr(event, "images", None) else MAX_FRAME_BYTES
+        if len(frame) > limit:
+            raise ValueError(f"an event has {len(frame)} bytes; the limit is {limit}")
         return frame
 
     async def send(self, event: client.ClientEvent) -> None:

@@ -4,8 +4,8 @@ import FoundationNetworking
 #endif
 
 private let served = [
-    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics",
-    "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "images", "turns", "context",
+    "metrics", "goaway", "diagnostics",
 ]
 private let finalErrors: Set = ["unauthorized", "unsupported_protocol_version", "session_mismatch"]
 // Events that no replay repeats.
@@ -43,7 +43,7 @@ private let noObject = "The arguments are not a JSON object."
 
     private enum Stage { case queued, begun, taken, cancelled, unwanted, dropped }
 
-    private enum Outcome: Sendable { case result(String), error(String), cancelled(ToolCancelled) }
+    private enum Outcome: Sendable { case result(String, [JSON] = []), error(String), cancelled(ToolCancelled) }
 
     @MainActor private final class Run {
         let name: String
@@ -131,9 +131,14 @@ private let noObject = "The arguments are not a JSON object."
 
     /// Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
     /// `unsent` (see `onUnsent`), `lost` with its session, or `closed`.
-    @discardableResult public func say(_ text: String, lang: String? = nil) -> Task<String, Never> {
+    @discardableResult public func say(
+        _ text: String, lang: String? = nil, images: [Picture] = []
+    ) -> Task<String, Never> {
         let ended = Once<String>()
-        let event = event(transcript, Payload.fields(["text": .string(text), "lang": lang.map(JSON.string)]))
+        let event = event(transcript, Payload.fields([
+            "text": .string(text), "lang": lang.map(JSON.string),
+            "images": images.isEmpty ? nil : .array(images.map(\.json)),
+        ]))
         pausing?.followed = true
         if closed { ended.settle("closed") } else { turns[event.id] = ended }
         keep(event)
@@ -646,7 +651,7 @@ private let noObject = "The arguments are not a JSON object."
         guard run.cancelled, !run.late else { return finish(callId, outcome) }
         switch outcome {
         case .cancelled(let word): cancelled(callId, word.effect, word.result)
-        case .result(let text): cancelled(callId, .complete, text) // it ended in spite of the cancellation
+        case .result(let text, _): cancelled(callId, .complete, text) // it ended in spite of the cancellation
         case .error: cancelled(callId, readsOnly(name) ? .none : .partial) // without its report, the worst case
         }
     }
@@ -661,7 +666,8 @@ private let noObject = "The arguments are not a JSON object."
         run.task = Task {
             do {
                 let value = try await handler(arguments, toolRun)
-                run.outcome.settle(.result(value.text ?? encoded(value)))
+                let (images, result) = value.shown ?? ([], value)
+                run.outcome.settle(.result(result.text ?? encoded(result), images))
             } catch let error as ToolCancelled {
                 run.outcome.settle(.cancelled(error))
             } catch {
@@ -677,8 +683,9 @@ private let noObject = "The arguments are not a JSON object."
 
     private func finish(_ callId: String, _ outcome: Outcome) {
         var (text, error): (String?, String?)
+        var images: [JSON] = []
         switch outcome {
-        case .result(let value): text = value
+        case .result(let value, let given): (text, images) = (value, given)
         case .error(let value): error = value
         case .cancelled(let word): error = "cancelled: \(word.effect)"
         }
@@ -686,6 +693,7 @@ private let noObject = "The arguments are not a JSON object."
         if encoded(whole).utf8.count > maxResultBytes {
             whole = result(callId, shortened(text, maxResultCharacters), shortened(error, maxResultCharacters))
         }
+        if !images.isEmpty, accepted.contains("images") { whole["images"] = .array(images) }
         calls[callId] = .taken
         keep(event("tool.result", whole))
     }

@@ -60,7 +60,8 @@ public struct Options {
     public init(url: URL) { self.url = url }
 }
 
-/// Runs a call; its task is cancelled with it. It returns a text or any JSON value; an error that it throws is the call's error.
+/// Runs a call; its task is cancelled with it. It returns a text, any JSON value, or
+/// `.showing(images)`; an error that it throws is the call's error.
 public typealias ToolHandler = @MainActor (_ arguments: [String: JSON], _ run: ToolRun) async throws -> JSON
 
 @MainActor public struct ToolRun {

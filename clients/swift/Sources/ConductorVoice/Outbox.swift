@@ -72,7 +72,7 @@ private let interruptionAge = 10.0 // the server repeats no older speech
         return entries.filter { $0.event.type == "tool.result" && !$0.shown }.prefix(maxResumed).map { entry in
             var one = entry.event.payload
             one["error"] == .null ? (one["error"] = nil) : (one["result"] = nil)
-            if encoded(one).utf8.count >= left { one = .fields(["callId": one["callId"]]) }
+            if one["images"] != nil || encoded(one).utf8.count >= left { one = .fields(["callId": one["callId"]]) }
             left -= encoded(one).utf8.count + 1
             return one
         }

@@ -10,8 +10,8 @@ import kotlinx.serialization.json.*
 import okhttp3.*
 
 private val SERVED = listOf(
-    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "turns", "context", "metrics",
-    "goaway", "diagnostics",
+    "resume", "tools", "cancel", "lease", "late", "activity", "pause", "segments", "images", "turns", "context",
+    "metrics", "goaway", "diagnostics",
 )
 private val FINAL_ERRORS = setOf("unauthorized", "unsupported_protocol_version", "session_mismatch")
 // Events that no replay repeats.
@@ -49,7 +49,12 @@ class Client internal constructor(private val options: Options) {
 
     private enum class Stage { QUEUED, BEGUN, TAKEN, CANCELLED, UNWANTED, DROPPED }
 
-    private class Outcome(val result: String? = null, val error: String? = null, val cancelled: ToolCancelled? = null)
+    private class Outcome(
+        val result: String? = null,
+        val error: String? = null,
+        val cancelled: ToolCancelled? = null,
+        val images: JsonArray? = null,
+    )
 
     private class Run(val name: String) {
         var job: Job? = null
@@ -127,10 +132,11 @@ class Client internal constructor(private val options: Options) {
      * Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
      * `unsent` (see `onUnsent`), `lost` with its session, or `closed`. It may be ignored.
      */
-    fun say(text: String, lang: String? = null): Deferred<String> {
+    fun say(text: String, lang: String? = null, images: List<Picture> = emptyList()): Deferred<String> {
         val ended = CompletableDeferred<String>()
         post {
-            val event = event(TRANSCRIPT, fields("text" to text, "lang" to lang))
+            val shown = images.map { it.json }.ifEmpty { null }
+            val event = event(TRANSCRIPT, fields("text" to text, "lang" to lang, "images" to shown))
             pausing?.followed = true
             if (closed) ended.complete("closed") else turns[event.id] = ended
             keep(event)
@@ -608,7 +614,10 @@ class Client internal constructor(private val options: Options) {
         }
         run.job = scope.launch(start = CoroutineStart.UNDISPATCHED) {
             run.outcome.complete(try {
-                Outcome(result = asText(handler.run(arguments, toolRun)))
+                val value = handler.run(arguments, toolRun)
+                val images = imagesOf(value)
+                val result = if (images == null) value else (value as JsonObject)["result"] ?: JsonNull
+                Outcome(result = asText(result), images = images)
             } catch (error: ToolCancelled) {
                 Outcome(error = error.message, cancelled = error)
             } catch (error: Exception) {
@@ -618,11 +627,13 @@ class Client internal constructor(private val options: Options) {
     }
 
     private fun finish(callId: String, outcome: Outcome) {
-        val whole = result(callId, outcome.result, outcome.error)
-        stage(callId, Stage.TAKEN)
-        keep(event("tool.result", if (bytes(whole) <= MAX_RESULT_BYTES) whole else result(
+        val full = result(callId, outcome.result, outcome.error)
+        val whole = if (bytes(full) <= MAX_RESULT_BYTES) full else result(
             callId, shortened(outcome.result, MAX_RESULT_CHARACTERS), shortened(outcome.error, MAX_RESULT_CHARACTERS),
-        )))
+        )
+        val images = outcome.images?.takeIf { "images" in accepted && it.isNotEmpty() }
+        stage(callId, Stage.TAKEN)
+        keep(event("tool.result", if (images == null) whole else JsonObject(whole + ("images" to images))))
     }
 
     private fun cancelled(callId: String, effect: String, result: String? = null) {

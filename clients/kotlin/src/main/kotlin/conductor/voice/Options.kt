@@ -70,7 +70,7 @@ class Options(
     val http: OkHttpClient = OkHttpClient(),
 )
 
-/** Runs a call, and is cancelled with it. It returns a text or any JSON value; an exception is the call's error. */
+/** Runs a call, and is cancelled with it. It returns a text, any JSON value, or [showing] images; an exception is its error. */
 fun interface ToolHandler {
     suspend fun run(arguments: JsonObject, run: ToolRun): JsonElement
 }

@@ -100,7 +100,7 @@ internal class Outbox(private val unsent: (Entry) -> Unit) {
         return entries.filter { it.event.type == "tool.result" && !it.shown }.take(MAX_RESUMED).map { entry ->
             val payload = entry.event.payload
             val full = JsonObject(payload - if (payload["error"] is JsonNull) "error" else "result")
-            val one = if (bytes(full) < left) full else fields("callId" to payload["callId"])
+            val one = if ("images" !in payload && bytes(full) < left) full else fields("callId" to payload["callId"])
             left -= bytes(one) + 1
             one
         }
