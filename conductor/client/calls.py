@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET
 from msgspec.json import encode
 from msgspec.structs import replace
 
@@ -266,8 +267,8 @@ class Calls:
                     value = await value
             if not isinstance(value, Shown):
                 return ToolResultEvent(run.call_id, _as_text(value))
-            images = wire_pictures(value.images) if "images" in self._session.capabilities else []
-            return ToolResultEvent(run.call_id, _as_text(value.result), images=images)
+            images = wire_pictures(value.images) if "images" in self._session.capabilities else ()
+            return ToolResultEvent(run.call_id, _as_text(value.result), images=list(images) or UNSET)
         except ToolCancelledError as cancelled:
             return ToolCancelled(run.call_id, cancelled.effect, cancelled.result)
         except Exception as error:

@@ -196,7 +196,7 @@ class TranscriptFinal(FromClient, frozen=True, omit_defaults=True):
     ] = []
 
 
-class ToolResultEvent(FromClient, frozen=True, omit_defaults=True):
+class ToolResultEvent(FromClient, frozen=True):
     """The result of a ``tool.call``. ``error``, if it is not null, wins over ``result``."""
 
     TYPE: ClassVar[str] = "tool.result"
@@ -208,14 +208,14 @@ class ToolResultEvent(FromClient, frozen=True, omit_defaults=True):
     ] = None
     error: Annotated[str | None, doc("The failure, in words for the person.", None)] = None
     images: Annotated[
-        list[WirePicture],
+        list[WirePicture] | msgspec.UnsetType,
         doc(
             "Images that the tool gives, at most 3. Of a refused one the model reads why. After a "
             "reconnect, name a call with images in ``done`` without its result: the server asks for it in "
             "``resend``.",
             needs="images",
         ),
-    ] = []
+    ] = msgspec.UNSET
 
     def __post_init__(self) -> None:
         _make_text(self)

@@ -45,7 +45,18 @@ def responses(server: ScriptedServer) -> list[Json]:
 
 
 async def test_capabilities_are_named_by_the_client_and_accepted_by_the_server() -> None:
-    base = ["resume", "tools", "cancel", "lease", "late", "activity", "pause", "turns", "diagnostics"]
+    base = [
+        "resume",
+        "tools",
+        "cancel",
+        "lease",
+        "late",
+        "activity",
+        "pause",
+        "images",
+        "turns",
+        "diagnostics",
+    ]
     for handler in (None, lambda _: deny()):
         async with scripted_server() as server, connect(server.url, on_approval=handler):
             pass

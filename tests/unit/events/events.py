@@ -68,6 +68,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         int: st.integers(-(2**53) + 1, 2**53 - 1),
         float: st.floats(allow_nan=False, allow_infinity=False),
         type(None): st.none(),
+        msgspec.UnsetType: st.just(msgspec.UNSET),
         Any: json_values,
     }
     return simple[kind]
