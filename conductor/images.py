@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 
-from conductor.messages import Image
+import msgspec
 
 MAX_IMAGES = 3
 """Images of one result or transcript."""
@@ -28,6 +28,20 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END = 0xDA, 0xD9
 # Parts of an image that are looked at: a millisecond.
 _MAX_PARTS = 2_000
+
+
+class Image(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An image of a message. Its bytes are beside the log, under its ``id``, until it is ``gone``.
+
+    ``size`` is in bytes, ``width`` and ``height`` are in pixels.
+    """
+
+    id: str
+    media_type: str
+    size: int
+    width: int
+    height: int
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-
-class Image(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An image of a message. Its bytes are beside the log, under its ``id``, until it is ``gone``.
-
-    ``size`` is in bytes, ``width`` and ``height`` are in pixels.
-    """
-
-    id: str
-    media_type: str
-    size: int
-    width: int
-    height: int
-    gone: bool = False
+from conductor.images import Image as Image  # a part of messages
 
 
 class Illustrated(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
