@@ -219,6 +219,17 @@ export interface Answer extends DecisionOptions {
   decision: Decision;
 }
 
+/** A voice model in front of a session. It says replies whole, asks the questions, and tells when they were heard. */
+export interface VoiceModel {
+  /** As `ConnectOptions.speak`; returns the words in which it was said, which are sent with the result of `tts.speak`. */
+  speak(text: string, run: SpeechRun): Promise<string>;
+  /** A question is asked. `hasCard`: the app shows a card, too. A yes by voice counts after `approval.shown` only. */
+  ask(request: Approval, run: { signal: AbortSignal; hasCard: boolean }): void;
+  /** Each event of the server, once. */
+  notice(event: WireEvent): void;
+  connectionIs(state: ConnectionState): void;
+}
+
 export interface Client {
   readonly sessionId: string;
   readonly state: State | undefined;
@@ -227,9 +238,10 @@ export interface Client {
   readonly started: Promise<Record<string, any>>;
   /**
    * Send a final transcript; `lang` is the language that the recogniser heard (BCP 47), `images` are what the words are
-   * about, at most three. The promise may be ignored; it is rejected only for an image that cannot be read.
+   * about, at most three. The server takes an `id` once; by default each call has one of its own. The promise may be
+   * ignored; it is rejected only for an image that cannot be read.
    */
-  say(text: string, options?: { lang?: string; images?: PictureSource[] }): Promise<TurnResult>;
+  say(text: string, options?: { lang?: string; images?: PictureSource[]; id?: string }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
   /**
@@ -255,6 +267,8 @@ export interface Client {
   reconnect(): void;
   /** Replace the declared tools, and with `handlers` their handlers. */
   declare(tools: ToolDeclaration[], handlers?: Record<string, ToolHandler>): void;
+  /** Put a voice model in front of the session, from its next start on: `bridge()` of openai-live.js does. */
+  attach(voice: VoiceModel | null): void;
   /** Send any event once, if there is a connection. */
   send(type: string, payload: Record<string, any>): void;
   /**

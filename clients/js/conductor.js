@@ -425,6 +425,7 @@ class Client {
   #silentTo = 0;
   #speech = null; // its AbortController, and its id
   #pause = null; // the id of its event, whether the person has said something since, and its end
+  #voiceModel = null; // in front of the session, if there is one
   #replying = false; // a partial or final came since the last message
 
   constructor(options) {
@@ -450,16 +451,17 @@ class Client {
     this.#open();
   }
 
-  say(text, { lang, images } = {}) {
-    return images?.length ? this.#sayShowing(text, lang, images) : this.#say(text, { lang });
+  say(text, { lang, images, id } = {}) {
+    return images?.length ? this.#sayShowing(text, { lang, id }, images) : this.#say(text, { lang, id });
   }
 
-  async #sayShowing(text, lang, images) {
-    return this.#say(text, { lang, images: await pictures(images) });
+  async #sayShowing(text, options, images) {
+    return this.#say(text, { ...options, images: await pictures(images) });
   }
 
-  #say(text, { lang, images }) {
+  #say(text, { lang, images, id }) {
     const event = this.#event("user.audio.transcript.final", { text: clean(text), lang, images });
+    event.id = id ?? event.id; // the server takes an id once
     const turn = this.#turns.add(text, event.id, this.#number);
     if (this.#pause) this.#pause.said = true;
     if (this.#closed) this.#turns.close(this.#refusal);
@@ -531,6 +533,14 @@ class Client {
     const editedArguments = decision === "edit" ? options.arguments : undefined;
     question.answer = { approvalId, argumentsDigest, decision, scope, editedArguments, message };
     this.#answer(question);
+  }
+
+  /**
+   * Let a voice model speak, ask and answer (openai-live.js), from the next `session.start` on. It says replies whole,
+   * and it decides when a question has been heard: cards are asked as ever, but their `approval.shown` is its own.
+   */
+  attach(voice) {
+    this.#voiceModel = voice;
   }
 
   declare(tools, handlers) {
@@ -654,6 +664,7 @@ class Client {
 
   #connectionIs(name, close) {
     this.connection = name;
+    this.#voiceModel?.connectionIs(name);
     this.#tell("onConnection", name, close);
   }
 
@@ -675,8 +686,9 @@ class Client {
     const { model, instructions, locale = globalThis.navigator?.language, lang, capabilities, tools, onApproval } = this.#options;
     const { onHints, onUnfinished, holdUnfinishedMs } = this.#options;
     const { timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone } = this.#options;
-    this.#capabilities = capabilities ?? [...SERVED, ...(onApproval ? ["approval"] : [])];
+    this.#capabilities = capabilities ?? [...SERVED, ...(onApproval || this.#voiceModel ? ["approval"] : [])];
     if (!capabilities && (onHints || onUnfinished || holdUnfinishedMs !== undefined)) this.#capabilities.push("hints");
+    if (this.#voiceModel) this.#capabilities = this.#capabilities.filter((name) => name !== "segments");
     const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, capabilities: this.#capabilities, tools };
     if (holdUnfinishedMs !== undefined) start.holdUnfinishedMs = holdUnfinishedMs;
     this.#expire();
@@ -819,6 +831,7 @@ class Client {
     remember(this.#seen, event.id);
     this.#arrivals += 1;
     this.#notice(event);
+    this.#voiceModel?.notice(event);
     if (event.type === "assistant.speech.partial" || !PASSING.has(event.type)) this.#enqueue(event, this.#arrivals);
   }
 
@@ -913,8 +926,10 @@ class Client {
     const answer = { callId, result: name === "tts.speak" ? '{"spoken":true}' : '{"ok":true}', error: null };
     try {
       if (!args) throw new Error("The arguments are not a JSON object.");
-      if (name === "tts.speak") await this.#speak(String(args.text ?? ""), { id: callId, ...args }, number);
-      else await this.#draw(name, args, callId);
+      if (name === "tts.speak") {
+        const heard = await this.#speak(String(args.text ?? ""), { id: callId, ...args }, number);
+        if (typeof heard === "string") answer.result = JSON.stringify({ spoken: true, heard: clean(heard) });
+      } else await this.#draw(name, args, callId);
     } catch (error) {
       Object.assign(answer, { result: null, error: clean(String(error?.message ?? error)) });
     }
@@ -942,7 +957,8 @@ class Client {
     this.#speech = { abort, id: speechId ?? id };
     try {
       // A voice that ignores the signal must not block later events.
-      await Promise.race([this.#options.speak?.(text, { signal, lang, speechId, segment, last }), aborted(signal)]);
+      const speak = this.#voiceModel?.speak ?? this.#options.speak;
+      return await Promise.race([speak?.(text, { signal, lang, speechId, segment, last }), aborted(signal)]);
     } catch (error) {
       if (!signal.aborted) throw error;
     } finally {
@@ -1061,10 +1077,12 @@ class Client {
   }
 
   async #ask(question) {
+    const run = { signal: question.abort.signal };
+    this.#voiceModel?.ask({ ...question.request }, { ...run, hasCard: Boolean(this.#options.onApproval) });
     if (!this.#options.onApproval) return;
     let answer;
     try {
-      const asking = this.#options.onApproval({ ...question.request }, { signal: question.abort.signal });
+      const asking = this.#options.onApproval({ ...question.request }, run);
       this.#shown(question);
       answer = await asking;
       if (!answer || question.settled || question.answer) return;
@@ -1076,9 +1094,9 @@ class Client {
     }
   }
 
-  /** A yes by voice counts only after this: the person must be able to see the card. */
+  /** A yes by voice counts only after this: the person must be able to see the card, or have heard the voice model ask. */
   #shown({ request: { approvalId } }) {
-    if (this.#options.onApproval) this.send("approval.shown", { approvalId });
+    if (this.#options.onApproval && !this.#voiceModel) this.send("approval.shown", { approvalId });
   }
 
   #answer(question) {

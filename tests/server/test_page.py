@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from conductor.app import make_services, running
-from conductor.plugins.page import FOLDER, read_files
+from conductor.plugins.page import FOLDER, LIBRARY_PATHS, read_files
 from conductor.settings import Settings, load_settings
 from tests.models import ScriptedProvider
 from tests.server.wires import get, http
@@ -70,11 +70,18 @@ async def test_the_headers_allow_no_inline_script_and_no_other_host() -> None:
 
 async def test_the_libraries_alone_may_be_used_by_pages_of_other_origins() -> None:
     async with served() as port:
-        for path in ("/", "/main.js", "/conductor.js", "/conductor-elements.js", "/page.json"):
+        for path in (
+            "/",
+            "/main.js",
+            "/conductor.js",
+            "/conductor-elements.js",
+            "/openai-live.js",
+            "/page.json",
+        ):
             for method in ("GET", "HEAD"):
                 request = get(path, "Origin: https://app.example").replace("GET", method, 1)
                 _, answer = await http(port, request)
-                is_library = path in ("/conductor.js", "/conductor-elements.js")
+                is_library = path in LIBRARY_PATHS
                 assert ("Access-Control-Allow-Origin: *\r\n" in answer) is is_library
                 policy = "cross-origin" if is_library else "same-origin"
                 assert f"Cross-Origin-Resource-Policy: {policy}\r\n" in answer

@@ -168,9 +168,10 @@ async def test_it_is_packed() -> None:
     assert {file["path"] for file in pack["files"]} == {
         *("LICENSE", "README.md", "package.json"),
         *("conductor.d.ts", "conductor.js", "conductor-elements.d.ts", "conductor-elements.js"),
+        *("openai-live.d.ts", "openai-live.js"),
     }
 
 
-@pytest.mark.parametrize("name", ["conductor.js", "conductor-elements.js"])
+@pytest.mark.parametrize("name", ["conductor.js", "conductor-elements.js", "openai-live.js"])
 def test_the_server_has_the_same_file(name: str) -> None:
     assert (ROOT / "conductor" / "web" / name).read_bytes() == (PACKAGE / name).read_bytes()

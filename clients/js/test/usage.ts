@@ -1,5 +1,6 @@
 // Compiled by `tsc`, never run: how an app uses the types.
 import { ToolCancelled, connect, indexedDbStorage, memoryStorage, type Approval, type Client, type TurnResult } from "../conductor.js";
+import { bridge, type Bridge } from "../openai-live.js";
 
 const client: Client = connect({
   url: "ws://127.0.0.1:8080/ws",
@@ -38,3 +39,12 @@ await client.close();
 client.decide("a", "yes");
 // @ts-expect-error an option that does not exist
 connect({ adress: "" });
+
+const front: Bridge = bridge(client, new RTCPeerConnection().createDataChannel("events"), {
+  onTalk: (side, text) => side === "person" && text.length,
+  onError: ({ code }) => code.length,
+});
+front.use(new WebSocket("ws://127.0.0.1:1"));
+front.close();
+// @ts-expect-error a side is the person or the voice
+bridge(client, new WebSocket("ws://127.0.0.1:1"), { onTalk: (side) => side === "user" });

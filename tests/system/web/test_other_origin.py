@@ -1,4 +1,4 @@
-"""The JavaScript libraries in pages of another origin: examples/browser.html, docs/clients/elements.md."""
+"""The JavaScript libraries in pages of another origin: two examples, docs/clients/elements.md."""
 
 from __future__ import annotations
 
@@ -48,6 +48,26 @@ async def test_a_page_of_another_origin_imports_the_library_and_switches_its_lam
             await user.page.locator("#answer", has_text="The lamp in the hall is on.").wait_for()
             assert await user.page.inner_text("#lamp") == "The lamp in the hall is on."
             assert not await user.page.is_visible("#card")
+
+
+async def test_a_page_with_a_voice_in_front_switches_its_lamp_after_a_spoken_yes(browser: Any) -> None:
+    with web_server() as origin:
+        async with serving(origins=(origin,)) as address, visiting(browser) as user:
+            await user.page.goto(f"{origin}/voice.html?server={address.rstrip('/')}")
+
+            async def say(words: str, then: str) -> None:
+                await user.page.get_by_label("What you say").fill(words)
+                await user.page.keyboard.press("Enter")
+                await user.page.locator("#talk li", has_text=then).wait_for()
+
+            await say("hello", "voice: I am here.")
+            await say("Switch on the lamp in the hall", "Say yes or no")
+            assert await user.page.is_visible("#card")
+            await say("yes", "voice: The lamp in the hall is on.")
+            assert await user.page.inner_text("#lamp") == "The lamp in the hall is on."
+            assert not await user.page.is_visible("#card")
+            said = await user.page.locator("#talk li").all_inner_texts()
+            assert said.count("person: Switch on the lamp in the hall") == 1
 
 
 async def test_a_page_of_an_origin_that_is_not_allowed_gets_the_library_alone(browser: Any) -> None:

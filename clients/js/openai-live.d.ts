@@ -1,0 +1,34 @@
+import type { Client } from "./conductor.js";
+
+/** A data channel (RTCDataChannel) or a WebSocket of a voice session: events of OpenAI's Live API as JSON texts. */
+export interface Channel {
+  readonly readyState: string | number;
+  send(data: string): void;
+  addEventListener(type: "message" | "close", act: (event: any) => void): void;
+}
+
+export interface BridgeOptions {
+  /** Each utterance of both sides, when it is over. */
+  onTalk?(side: "person" | "voice", text: string): void;
+  /** An `error` event of the voice session. Refusals while an audio fixture plays are no errors. */
+  onError?(error: { type: string; code: string; message: string; client_event_id?: string | null; param?: string | null }): void;
+  /** How long a side is silent when its utterance is over, in milliseconds. Default 800. The waits of the bridge grow with it. */
+  quietMs?: number;
+}
+
+export interface Bridge {
+  /**
+   * Go on with the channel of another voice session, after the loss of the one before. What was not appended is appended
+   * there, and questions are asked anew.
+   */
+  use(channel: Channel): void;
+  /** Leave the voice session. The client goes on without a voice in front, and speaks by its own `speak`. */
+  close(): void;
+}
+
+/**
+ * Let a voice model speak for a client: what it delegates is said to the session, what the session speaks is given to the voice.
+ * Call it in the same task as `connect()`, and before the channel has opened. The voice session must be made with
+ * `delegation: { type: "client" }`.
+ */
+export function bridge(client: Client, channel: Channel, options?: BridgeOptions): Bridge;

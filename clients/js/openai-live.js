@@ -1,0 +1,400 @@
+// A voice model in front of Conductor (docs/voice-models.md): a session of OpenAI's Live API hears, talks and takes turns; behind it a
+// client of conductor.js reasons, runs tools, asks for consent and remembers. The events are those of `openai` 3.57, types/live.
+
+const QUIET_MS = 800; // no event ends a transcript: so long without a fragment ends an utterance
+const ECHO_MS = 500; // what begins so soon after the voice may be its echo, however it is written
+const TAIL_MS = 1_000; // and so soon, if the voice has said the same
+const SHOWN_MS = 300; // the server counts a yes only a while after `approval.shown`
+const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one was cancelled
+const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
+const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the question again
+const ASKS = 3;
+const TOKENS = 450; // of the 500 that a command may have, since they are estimated
+const FACTS = 6; // of small talk; a new one replaces the oldest
+const FACT_LENGTH = 1_200;
+const UTTERANCES = 200; // that are remembered
+const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
+const SILENCE = "There is nothing to say to this: it is done, or being worked on already.";
+const FAILED = "The request did not get through. Ask the person to say it again.";
+const NOT_ASKED = "The voice could not ask this question.";
+const ONE_AT_A_TIME = "By voice one question is asked at a time. Make this call again after the other one.";
+
+/** Join a client and a channel to a voice session, in the same task as `connect()`. The options are in openai-live.d.ts. */
+export const bridge = (client, channel, options) => new Bridge(client, channel, options);
+
+/** The words of a text without case, accents and signs. */
+const wordsOf = (text) => plain(text).match(/\p{L}+|\p{N}+/gu) ?? [];
+const plain = (text) => text.normalize("NFKD").replace(/\p{M}|(?<=\d),(?=\d{3}(?!\d))/gu, "").toLowerCase();
+const placeOf = (words, part) => words.findIndex((_, place) => part.every((word, index) => words[place + index] === word));
+const textOf = (fragments) => fragments.map(({ text }) => text).join("");
+const leavesOf = (value) => (typeof value === "object" && value ? Object.values(value).flatMap(leavesOf) : [String(value ?? "")]);
+
+/** What the person must have heard: the words of each value; the whole question if it says one in other words, such as a date. */
+function essentials({ arguments: values, prompt }) {
+  const all = wordsOf(prompt);
+  const parts = leavesOf(values).map(wordsOf).filter((words) => words.length);
+  const isSaidAsWritten = parts.length && parts.every((words) => placeOf(all, words) >= 0);
+  return isSaidAsWritten ? parts.sort((one, other) => other.length - one.length) : [wordsOf(prompt.split("?")[0])];
+}
+
+/** Whether a text has all parts, each at a place of its own. */
+function holds(text, parts) {
+  const words = wordsOf(text);
+  return parts.every((part) => {
+    const place = placeOf(words, part);
+    if (place >= 0) words.splice(place, part.length, ...part.map(() => ""));
+    return place >= 0;
+  });
+}
+
+/** A text in pieces that one command may have: whole sentences where they fit. Tokens are counted rather too high. */
+function pieces(text) {
+  const found = [""];
+  for (const sentence of text.match(/[^.!?。！？]{1,400}[.!?。！？]{0,9}\s*|[.!?。！？]{1,9}\s*/gu) ?? []) {
+    if ((found.at(-1) + sentence).match(/[a-z]{1,3}|[^\sa-z]/giu)?.length > TOKENS) found.push("");
+    found.push(found.pop() + sentence);
+  }
+  return found.map((piece) => piece.trim()).filter(Boolean);
+}
+
+/** What both sides say, in utterances. Their `state` is "new", "asked" (the session behind knows them) or "told" (as a fact). */
+class Ears {
+  entries = [];
+  #timers = {};
+  of = (side) => this.entries.filter((entry) => entry.side === side);
+  isOpen = (side) => this.of(side).at(-1)?.isOpen ?? false;
+  since = (fromMs) => this.of("voice").flatMap(({ fragments }) => fragments).filter(({ startMs }) => startMs >= fromMs);
+
+  /** Whether a fragment begins an utterance. Fragments may come late: what follows without a pause began with what was before. */
+  take(side, { delta, start_ms: startMs, end_ms: endMs }) {
+    const last = this.of(side).at(-1);
+    const beganMs = last && startMs - last.endMs < QUIET_MS ? last.beganMs : startMs;
+    const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, beganMs, isOpen: true, state: "new" };
+    if (entry !== last) this.entries = [...this.entries, entry].slice(-UTTERANCES);
+    entry.fragments.push({ text: entry.text ? delta : ` ${delta}`, startMs, endMs });
+    Object.assign(entry, { text: entry.text + delta, endMs });
+    clearTimeout(this.#timers[side]);
+    this.#timers[side] = setTimeout(() => this.ended(Object.assign(entry, { isOpen: false })), this.quietMs);
+    return entry !== last;
+  }
+
+  clear() {
+    Object.values(this.#timers).forEach(clearTimeout);
+    this.entries = [];
+  }
+}
+
+/** Commands to the voice in their order: each is sent until it is appended, to one voice session after the other. */
+class Commands {
+  #waiting = []; // { event, isSent, settle }
+  #send = null; // without a voice session that has started
+  #fixture = null; // the timer of an audio fixture, during which commands are refused
+
+  /** Resolves to the time of the voice session at which it was appended, or to null. */
+  add(kind, content, delegationId = null, signal) {
+    const id = `bridge-${Math.random().toString(36).slice(2)}`;
+    const event = { type: `session.${kind}.append`, event_id: id, delegation_id: delegationId, content };
+    return new Promise((resolve) => {
+      const command = { event, isSent: false };
+      command.settle = (timeMs) => {
+        this.#waiting = this.#waiting.filter((one) => one !== command);
+        resolve(timeMs);
+      };
+      this.#waiting.push(command);
+      signal?.addEventListener("abort", () => command.isSent || command.settle(null), { once: true });
+      this.flush();
+    });
+  }
+
+  flush(send = this.#send) {
+    this.#send = send;
+    if (!send || this.#fixture) return;
+    for (const command of this.#waiting.filter(({ isSent }) => !isSent)) {
+      command.isSent = true;
+      send(command.event);
+    }
+  }
+
+  /** The voice session is over. Another one knows none of its delegations, and has no use for silent context. */
+  end(isForGood) {
+    this.#send = null;
+    this.fixture(false);
+    for (const command of this.#waiting) {
+      Object.assign(command, { isSent: false, event: { ...command.event, delegation_id: null } });
+      if (isForGood || command.event.type === "session.thinking.append") command.settle(null);
+    }
+  }
+
+  fixture(plays) {
+    clearTimeout(this.#fixture);
+    this.#fixture = plays ? setTimeout(() => this.fixture(false), FIXTURE_MS) : null;
+    this.flush();
+  }
+
+  /** The service's answer to a command. Whether a refusal is no fault: a fixture began while the command was on its way. */
+  answered(id, startMs) {
+    const command = this.#waiting.find(({ event }) => event.event_id === id);
+    const isForLater = startMs === null && this.#fixture !== null;
+    if (command && isForLater) command.isSent = false;
+    else if (command) command.settle(startMs);
+    return isForLater;
+  }
+}
+
+class Bridge {
+  #client;
+  #options;
+  #channel = null;
+  #commands = new Commands();
+  #ears;
+  #checks = new Set(); // of those that wait for the voice to fall silent
+  #floor = Promise.resolve(); // one text at a time is given to the voice
+  #delegations = []; // that wait for the end of the person's utterance: { id, offsetMs }
+  #seen = new Set(); // ids of delegations
+  #waiting = []; // requests for the session behind: { id, to, words, isAnswered }; `to` is the delegation to answer
+  #running = []; // the one that it works on, and answers to its questions
+  #questions = []; // that stand: { request, signal, hasCard, parts, fromMs, asks, isAsking }
+  #answers = []; // what was said while a question stands, until the voice is silent: { entry, id }
+  #deciding = Promise.resolve();
+  #shown = new Set(); // ids of questions for which the server counts a yes
+  #facts = 0;
+
+  constructor(client, channel, options) {
+    this.#client = client;
+    this.#options = { quietMs: QUIET_MS, ...options };
+    this.#ears = Object.assign(new Ears(), { quietMs: this.#options.quietMs, ended: (entry) => this.#ended(entry) });
+    client.attach(this);
+    this.use(channel);
+  }
+
+  // The voice session
+  use(channel) {
+    this.#lose();
+    this.#channel = channel;
+    const send = (command) => ["open", 1].includes(channel.readyState) && channel.send(JSON.stringify(command));
+    const mine = (act) => (event) => channel === this.#channel && act(event);
+    channel.addEventListener("message", mine(({ data }) => this.#read(JSON.parse(data), send)));
+    channel.addEventListener("close", mine(() => this.#lose()));
+  }
+
+  close() {
+    this.#lose(true);
+    this.#client.attach(null);
+  }
+
+  #read({ type, ...event }, send) {
+    if (type.startsWith("session.")) this.#commands.flush(send); // any event tells that the session has started
+    if (type === "session.input_transcript.delta") this.#hear("person", event);
+    else if (type === "session.output_transcript.delta") this.#hear("voice", event);
+    else if (type === "session.delegation.created") this.#delegated(event);
+    else if (type.endsWith(".appended")) this.#commands.answered(event.client_event_id, event.start_ms);
+    else if (type.startsWith("session.output_audio.fixture.")) this.#commands.fixture(type.endsWith("playing"));
+    else if (type === "session.closed") this.#lose();
+    else if (type === "error" && !this.#commands.answered(event.error.client_event_id, null)) this.#options.onError?.(event.error);
+  }
+
+  /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
+  #lose(isForGood = false) {
+    this.#channel = null;
+    for (const entry of this.#ears.entries) entry.isOpen = false;
+    this.#delegate();
+    this.#commands.end(isForGood);
+    for (const task of [...this.#waiting, ...this.#running]) task.to = null;
+    for (const check of [...this.#checks]) check();
+    this.#tell();
+    this.#ears.clear();
+    this.#answers = [];
+    this.#askAnew();
+  }
+
+  #hear(side, event) {
+    const isNext = this.#ears.take(side, event) && side === "person" && !this.#delegations.length;
+    if (isNext) this.#tell(this.#ears.of("voice").at(-1)?.startMs ?? -Infinity); // nothing of the exchange before was delegated
+  }
+
+  #ended(entry) {
+    this.#options.onTalk?.(entry.side, entry.text.trim());
+    for (const check of [...this.#checks]) check();
+    if (entry.side === "person" && entry.beganMs >= (this.#questions[0]?.fromMs ?? Infinity)) {
+      entry.state = "asked";
+      this.#answers.push({ entry, id: this.#delegations.shift()?.id });
+    }
+    if (!this.#ears.isOpen("person")) this.#delegate();
+    this.#deciding = this.#deciding.then(() => this.#decide());
+  }
+
+  // Requests
+  #delegated({ delegation: { id, target }, offset_ms: offsetMs }) {
+    if (target !== "client" || this.#seen.has(id)) return;
+    this.#seen.add(id);
+    this.#delegations.push({ id, offsetMs });
+    if (!this.#ears.isOpen("person")) setTimeout(() => this.#ears.isOpen("person") || this.#delegate(), this.#options.quietMs);
+  }
+
+  /** Ask the session behind. The second delegation of an utterance finds no new words. */
+  #delegate() {
+    for (const { id, offsetMs } of this.#delegations.splice(0)) {
+      const words = this.#wordsUntil(offsetMs);
+      if (words) this.#waiting.push({ id, to: id, words });
+      else this.#commands.add("thinking", SILENCE, id);
+    }
+    this.#next();
+  }
+
+  #wordsUntil(offsetMs) {
+    const own = this.#ears.of("person").filter(({ startMs }) => startMs <= offsetMs);
+    if (!own.length || own.at(-1).state === "asked") return "";
+    const fresh = own.filter(({ state }) => state === "new");
+    const taken = fresh.length ? fresh : own.slice(-1); // a late delegation of what is a fact already
+    for (const entry of taken) entry.state = "asked";
+    return taken.map(({ text }) => text.trim()).join(" ");
+  }
+
+  /** One request at a time, since a second one would interrupt the first; none while a question stands, whose answer it is not. */
+  #next() {
+    if (this.#waiting.length && !this.#running.length && !this.#questions.length) this.#run(this.#waiting.shift());
+  }
+
+  async #run(task) {
+    this.#running.push(task);
+    this.#tell();
+    const { errors, ending } = await this.#client.say(task.words, { id: task.id && `delegation-${task.id.slice(-100)}` });
+    this.#running = this.#running.filter((one) => one !== task);
+    const isLost = ending === "lost" || errors.length > 0;
+    if (!task.isAnswered && isLost) this.#commands.add("commentary", FAILED, task.to);
+    else if (!task.isAnswered && task.to) this.#commands.add("thinking", SILENCE, task.to);
+    this.#next();
+  }
+
+  /** What was said without a request is a fact for the model behind, and starts no turn. */
+  #tell(untilMs = Infinity) {
+    const talk = this.#ears.entries.filter(({ isOpen, state, startMs }) => !isOpen && state === "new" && startMs <= untilMs);
+    for (const entry of talk) entry.state = "told";
+    const text = talk.map(({ side, text: words }) => `The ${side} said: ${words.trim()}`).join("\n");
+    if (text) this.#fact(`voice-talk-${(this.#facts += 1) % FACTS}`, text);
+  }
+  #fact = (key, text) => this.#client.addContext(text.slice(-FACT_LENGTH), { key });
+
+  // Speech; conductor.js calls `speak`, `notice`, `ask` and `connectionIs`
+  speak = (text, { signal }) =>
+    this.#onFloor(async () => {
+      const [task = {}] = this.#running;
+      const heard = await this.#give(text, signal);
+      task.isAnswered ||= heard !== null;
+      const isAsWritten = placeOf(wordsOf(heard ?? ""), wordsOf(text)) >= 0;
+      if (!isAsWritten && !signal.aborted) this.#fact("voice-said", `Of your last reply the voice said: ${heard || "nothing"}`);
+      return heard ?? "";
+    });
+
+  notice = ({ type, payload }) => {
+    if (type === "tool.activity") this.#commands.add("thinking", payload.display.slice(0, TOKENS), this.#running[0]?.to);
+  };
+
+  #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
+  /** What the voice says of a text, or null if it does not take the text. */
+  async #give(text, signal, taken) {
+    const to = this.#running[0]?.to;
+    const times = await Promise.all(pieces(text).map((piece) => this.#commands.add("commentary", piece, to, signal)));
+    const fromMs = Math.min(...times.filter((time) => time !== null));
+    if (fromMs === Infinity) return null;
+    taken?.(fromMs);
+    return this.#silence(fromMs, signal);
+  }
+
+  /** What the voice says from a time on until it falls silent, is stopped, or has nothing to say. */
+  #silence(fromMs, signal) {
+    const channel = this.#channel;
+    return new Promise((resolve) => {
+      let isLate = false;
+      const check = () => {
+        const hasSpoken = !this.#ears.isOpen("voice") && (isLate || this.#ears.since(fromMs).length);
+        if (!hasSpoken && !signal.aborted && channel === this.#channel) return;
+        clearTimeout(timer);
+        this.#checks.delete(check);
+        for (const entry of this.#ears.of("voice")) if (entry.endMs > fromMs && entry.state === "new") entry.state = "asked";
+        resolve(textOf(this.#ears.since(fromMs)).trim());
+      };
+      const timer = setTimeout(() => check((isLate = true)), PATIENCE * this.#options.quietMs);
+      signal.addEventListener("abort", check, { once: true });
+      this.#checks.add(check);
+      check();
+    });
+  }
+
+  // Consent
+  ask = (request, { signal, hasCard }) => {
+    if (this.#questions.length && !hasCard) return this.#client.decide(request.approvalId, "deny", { words: ONE_AT_A_TIME });
+    const question = { request, signal, hasCard, parts: essentials(request), fromMs: null, asks: 0, isAsking: false };
+    this.#questions.push(question);
+    signal.addEventListener("abort", () => this.#settled(question));
+    this.#present();
+  };
+
+  #settled(question) {
+    this.#questions = this.#questions.filter((one) => one !== question);
+    this.#shown.delete(question.request.approvalId);
+    this.#askAnew();
+    this.#next();
+  }
+
+  /** Words that were on their way at a cut approve nothing: the question must be heard anew. */
+  connectionIs = (state) => {
+    this.#shown.clear();
+    if (state === "open") this.#askAnew();
+  };
+
+  #askAnew() {
+    for (const question of this.#questions) Object.assign(question, { fromMs: null, asks: 0 });
+    this.#present();
+  }
+
+  /** Have the one question that stands asked until it was heard: what a voice left out, it did not ask. Else the card decides. */
+  async #present() {
+    const [question, ...others] = this.#questions;
+    if (!question || others.length || question.isAsking) return;
+    const { request, signal, hasCard } = question;
+    question.isAsking = true;
+    while (question.asks++ < ASKS && !signal.aborted && this.#heardAt(question) === null) {
+      await this.#onFloor(() => this.#give(`${ASK} ${request.prompt}`, signal, (timeMs) => (question.fromMs = timeMs)));
+    }
+    question.isAsking = false;
+    if (hasCard || signal.aborted || this.#heardAt(question) !== null) return;
+    this.#client.decide(request.approvalId, "deny", { words: NOT_ASKED });
+    this.#settled(question);
+  }
+
+  /** When the voice had said all that is consented to, on the voice session's time; null if it has not. */
+  #heardAt({ fromMs, parts }) {
+    const said = fromMs === null ? [] : this.#ears.since(fromMs);
+    const isWhole = (_, index) => !/^[\p{L}\p{N}]/u.test(said[index + 1]?.text ?? "") && holds(textOf(said.slice(0, index + 1)), parts);
+    return said.find(isWhole)?.endMs ?? null;
+  }
+
+  /** Whether an utterance began after the question was heard, in a silence, and is no echo of the voice. */
+  #counts({ beganMs, text }, question) {
+    const heardAt = this.#heardAt(question);
+    if (heardAt === null || beganMs < heardAt) return false;
+    const before = this.#ears.since(-Infinity).filter(({ startMs }) => startMs <= beganMs);
+    const recent = textOf(before.filter(({ endMs }) => endMs > beganMs - TAIL_MS));
+    return before.every(({ endMs }) => endMs + ECHO_MS <= beganMs) && placeOf(wordsOf(recent), wordsOf(text)) < 0;
+  }
+
+  /** Pass on what was said while a question stands. No yes counts before `approval.shown`, which only words that count bring about. */
+  async #decide() {
+    while (this.#answers.length && !this.#ears.isOpen("voice")) {
+      const { entry, id } = this.#answers.shift();
+      const [question] = this.#questions;
+      const counts = this.#questions.length === 1 && this.#counts(entry, question);
+      if (counts && !this.#shown.has(question.request.approvalId)) {
+        this.#shown.add(question.request.approvalId);
+        this.#client.send("approval.shown", { approvalId: question.request.approvalId });
+        await new Promise((resolve) => setTimeout(resolve, SHOWN_MS));
+      }
+      if (counts || !this.#shown.size) this.#run({ id, to: id, words: entry.text.trim() });
+      else entry.state = "new"; // a fact, since the server would take it for an answer
+      if (id && entry.state === "new") this.#commands.add("thinking", SILENCE, id);
+      const again = (fromMs) => this.#questions[0] === question && question.fromMs === fromMs && this.#askAnew();
+      if (question) setTimeout(again, UNSETTLED * this.#options.quietMs, question.fromMs);
+    }
+  }
+}

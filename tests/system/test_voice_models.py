@@ -1,0 +1,306 @@
+"""A voice model in front: ``clients/js/openai-live.js`` in Node, between a server and a stand-in voice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
+from tests.system.clients.programs import CLIENTS, node_packages, program, started
+from tests.system.test_javascript_client import address, demo
+
+LONG = 240.0
+"""Bound for hundreds of conversations."""
+QUIET_MS = 120
+"""The silence that ends an utterance here; the fragments of one are sent at once."""
+
+
+@pytest.fixture
+def seed() -> Iterator[int]:
+    """Draw a seed and print it; pytest shows it with a failure."""
+    drawn = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {drawn}\n")
+    yield drawn
+
+
+async def converse(listener: Any, service: LiveService, apps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Run apps with a voice in front; returns what each has seen."""
+    plan = {"voice": service.url, "quietMs": QUIET_MS, "apps": list(apps)}
+    environment = {"NODE_PATH": node_packages(), "VOICES": json.dumps(plan), **address(listener)}
+    command = [program("node"), str(CLIENTS / "voices.js")]
+    async with started(command, environment=environment) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), LONG)
+    assert process.returncode == 0, output.decode() + errors.decode()
+    return {seen["key"]: seen for seen in json.loads(output)}
+
+
+async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
+    async def play(session: VoiceSession) -> None:
+        await session.say("person", ' call notes.find with {"number": 7}')
+        delegation = await session.delegate()
+        answer = await session.commentary.get()
+        assert answer.delegation_id == delegation and "number 7" in answer.content
+        await session.say("voice", f" Well: {answer.content}")
+        await asyncio.sleep(QUIET_MS / 100)
+        await session.socket.close(DONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(listener, service, [{"key": "v-1"}])
+        (log,) = (session.state.log for session in listener.registry.sessions)
+    assert not service.failures and service.sessions[0].refused == []
+    assert seen["v-1"]["runs"] == [7]
+    assert len([command for command in service.sessions[0].accepted if command.kind == "commentary"]) == 1
+
+
+# -- consent
+
+YES = " yes please"
+PROMPT = re.compile(r"number (\d+)")
+Scene = Callable[["Asked", random.Random], Awaitable[None]]
+
+
+@dataclass
+class Asked:
+    """A question that the voice was told to ask, and how the voice does so."""
+
+    session: VoiceSession
+    number: str
+
+    async def voice(self, text: str, *, size: int = 0) -> tuple[int, int]:
+        """Let the voice say a text; ``#`` stands for the value."""
+        return await self.session.say("voice", text.replace("#", self.number), size=size)
+
+    async def person(self, text: str, at_ms: int) -> None:
+        await self.session.say("person", text, at_ms=at_ms)
+
+    async def quiet(self, times: float = 2) -> None:
+        """Let utterances end."""
+        await asyncio.sleep(times * QUIET_MS / 1000)
+
+
+async def before_the_question(asked: Asked, draw: random.Random) -> None:
+    """Let the transcript of older words arrive after the question was given to the voice."""
+    await asked.person(YES, asked.session.now_ms - draw.randint(200, 900))
+    await asked.voice(" Shall I add note #?")
+
+
+async def before_the_value(asked: Asked, draw: random.Random) -> None:
+    await asked.voice(" Shall I add a note,")
+    await asked.person(YES, asked.session.now_ms - draw.randint(0, 300))
+    await asked.voice(" the one with number #?")
+
+
+async def late_transcript(asked: Asked, draw: random.Random) -> None:
+    """Let the transcript of words from before the value come after the value's."""
+    began, _ = await asked.voice(" number # it is, shall I?")
+    await asked.person(YES, began - draw.randint(1, 900))
+
+
+async def later_transcript(asked: Asked, draw: random.Random) -> None:
+    """Let it come when both sides have been silent for a while."""
+    began, _ = await asked.voice(" number # it is, shall I?")
+    await asked.quiet(draw.uniform(1.5, 4))
+    await asked.person(YES, began - draw.randint(1, 900))
+
+
+async def at_the_value(asked: Asked, draw: random.Random) -> None:
+    _, end = await asked.voice(" Shall I add number #")
+    await asked.person(YES, end - draw.randint(1, 190))
+
+
+async def over_the_voice(asked: Asked, draw: random.Random) -> None:
+    """Answer after the value, but while the voice goes on."""
+    _, heard = await asked.voice(" Shall I add number # ")
+    await asked.voice(" to your notes, or would you rather not?")
+    await asked.person(YES, heard + draw.randint(0, 900))
+
+
+async def begun_before_and_stalled(asked: Asked, draw: random.Random) -> None:
+    """Let the second half of an utterance from before the value come after a stall of the network."""
+    began, end = await asked.voice(" number #?")
+    await asked.person(" well", began - draw.randint(1, 400))
+    await asked.quiet(2)
+    await asked.person(YES, draw.randint(began, end))
+
+
+async def echo(asked: Asked, draw: random.Random) -> None:
+    """Let the microphone hear the voice, up to a second later."""
+    _, end = await asked.voice(
+        draw.choice([" Shall I add #? Then say: yes please", " Number #? Say no, or else yes please"])
+    )
+    echoed = end - 400  # the last two words
+    await asked.person(YES, echoed + draw.randint(0, 990))
+
+
+async def stalled_echo(asked: Asked, draw: random.Random) -> None:
+    """Let the words of an echo come one by one."""
+    _, end = await asked.voice(" Shall I add number #? Then say: yes please")
+    await asked.person(" yes", end - 400 + draw.randint(0, 990))
+    await asked.quiet()
+    await asked.session.say("person", " please")
+
+
+async def misheard_echo(asked: Asked, draw: random.Random) -> None:
+    _, end = await asked.voice(" Shall I add number #, yes?")
+    await asked.person(draw.choice([" yeah", " yes", " yep please"]), end + draw.randint(-200, 490))
+
+
+async def own_words(asked: Asked, draw: random.Random) -> None:
+    """Let the voice model answer for the person, and delegate that."""
+    await asked.voice(" Shall I add number #?")
+    await asked.quiet(draw.uniform(0, 3))
+    asked.session.now_ms += 700
+    await asked.voice(draw.choice([" yes please", " I take that as a yes: yes, go ahead."]))
+    await asked.session.delegate()
+
+
+async def late_delegation(asked: Asked, draw: random.Random) -> None:
+    """Delegate small talk from before the question after it."""
+    await asked.person(YES, asked.session.now_ms - draw.randint(500, 900))
+    await asked.quiet(draw.uniform(0, 2))
+    await asked.voice(" Shall I add number #?")
+    await asked.quiet(draw.uniform(0, 3))
+    await asked.session.delegate()
+
+
+async def without_the_value(asked: Asked, draw: random.Random) -> None:
+    await asked.voice(draw.choice([" Shall I add that note?", " Shall I go on?", " A note with a number?"]))
+    await asked.person(YES, asked.session.now_ms + draw.randint(600, 3000))
+
+
+async def another_value(asked: Asked, draw: random.Random) -> None:
+    wrong = draw.choice([f"{asked.number}1", f"1{asked.number}", asked.number[:-1], asked.number[::-1] + "0"])
+    await asked.session.say("voice", f" Shall I add number {wrong}?")
+    await asked.person(YES, asked.session.now_ms + draw.randint(600, 3000))
+
+
+async def value_before_the_question(asked: Asked, draw: random.Random) -> None:
+    """Say the value earlier, and not since."""
+    began = asked.session.now_ms - draw.randint(1000, 2000)
+    await asked.session.say("voice", f" You want number {asked.number}.", at_ms=began)
+    await asked.person(YES, asked.session.now_ms + draw.randint(600, 2000))
+
+
+async def half_a_value(asked: Asked, draw: random.Random) -> None:
+    """Send the value in fragments, and begin the answer between them."""
+    await asked.session.say("voice", " Shall I add number")
+    _, middle = await asked.session.say("voice", f" {asked.number[:2]}")
+    await asked.session.say("voice", f"{asked.number[2:]}?")
+    await asked.person(YES, middle + draw.randint(0, 150))
+
+
+async def lost_voice(asked: Asked, draw: random.Random) -> None:
+    """Break the voice session while a good answer is on its way."""
+    _, end = await asked.voice(" Shall I add number #?")
+    await asked.person(YES, end + draw.randint(700, 2000))
+    asked.session.cut()
+
+
+async def lost_server(asked: Asked, draw: random.Random) -> None:
+    """Break the connection to the server while a good answer is on its way."""
+    _, end = await asked.voice(" Shall I add number #?")
+    await asked.person(YES, end + draw.randint(700, 2000))
+    await asked.session.send("info", code="cut_server", message="test")
+
+
+async def while_it_is_asked_again(asked: Asked, draw: random.Random) -> None:
+    """Answer unclearly, so that the question is asked again, and then before its value is repeated."""
+    _, end = await asked.voice(" Shall I add number #?")
+    await asked.person(" hmm maybe", end + draw.randint(700, 2000))
+    await asked.session.commentary.get()
+    await asked.voice(" So, shall I,")
+    await asked.person(YES, asked.session.now_ms - draw.randint(0, 100))
+    await asked.voice(" shall I add number #?")
+
+
+async def good(asked: Asked, draw: random.Random) -> None:
+    """Answer so that it counts."""
+    words = draw.choice(
+        [
+            " Shall I add number #?",
+            " Do you want number # in your notes?",
+            " # goes to your notes, yes or no?",
+        ]
+    )
+    _, end = await asked.voice(words, size=draw.choice([0, 0, 2, 5]))
+    if draw.random() < 0.3:
+        await asked.quiet()
+    await asked.person(draw.choice([YES, " yes", " yes, go ahead"]), end + draw.randint(650, 4000))
+
+
+TREACHEROUS: tuple[Scene, ...] = (
+    before_the_question,
+    before_the_value,
+    late_transcript,
+    later_transcript,
+    at_the_value,
+    over_the_voice,
+    begun_before_and_stalled,
+    echo,
+    stalled_echo,
+    misheard_echo,
+    own_words,
+    late_delegation,
+    without_the_value,
+    another_value,
+    value_before_the_question,
+    half_a_value,
+    lost_voice,
+    lost_server,
+    while_it_is_asked_again,
+)
+
+
+async def consent(timings: int, seed: int) -> None:
+    """Play so many treacherous timings, and a tenth as many answers that count."""
+    scenes: dict[str, tuple[Scene, random.Random]] = {}
+    for number in range(timings + max(4, timings // 10)):
+        scene = TREACHEROUS[number % len(TREACHEROUS)] if number < timings else good
+        scenes[f"v-{number}"] = (scene, random.Random(seed + number))
+
+    async def play(session: VoiceSession) -> None:
+        scene, draw = scenes[session.key]
+        if service.of(session.key)[0] is session:
+            number = str(100 + int(session.key[2:]))
+            await session.say("person", f' call notes.add with {{"number": {number}}}')
+            await session.delegate()
+            session.now_ms += 1000
+            question = await session.commentary.get()
+            assert number in question.content and "May I" in question.content, question
+            session.now_ms += 200
+            await scene(Asked(session, number), draw)
+        else:  # after a cut the person repeats the answer to the question of the session before
+            await session.say("person", YES)
+        # Whatever the voice is told from here on, it says nothing that the question is about.
+        for _ in range(6):
+            await asyncio.sleep(QUIET_MS / 250)
+            while not session.commentary.empty():
+                session.commentary.get_nowait()
+                await session.say("voice", " Well then.", at_ms=session.now_ms + 2000)
+        await session.socket.close(DONE)
+
+    apps = [{"key": key, "card": "show" if random.Random(key).random() < 0.7 else ""} for key in scenes]
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(listener, service, apps)
+    assert service.failures == []
+    approved = {key for key, app in seen.items() if app["runs"]}
+    wrong = {scenes[key][0].__name__: key for key in approved if scenes[key][0] is not good}
+    assert wrong == {}, (seed, wrong)
+    assert approved == {key for key, (scene, _) in scenes.items() if scene is good}, seed
+    for app in apps:
+        if app["card"]:
+            assert len(seen[app["key"]]["asked"]) == 1, seen[app["key"]]
+
+
+async def test_no_words_from_before_a_question_was_heard_no_echo_and_no_voice_model_approves(
+    seed: int,
+) -> None:
+    await consent(418, seed)
