@@ -39,6 +39,8 @@ LATE_S = 3.0
 
 Only time in which the server can answer counts: a frozen node still holds its events.
 """
+HALF, HOLD_MS = "Please do the", 10_000
+"""The first half of a sentence, and how long it waits for the other half: longer than a takeover takes."""
 _LIMITS = ClientLimits(connect_s=3.0, start_s=5.0, close_s=0.5, resend_s=120.0)
 _APOLOGIES = tuple(sentence.partition("{")[0] for sentence in FAILURES.values())
 """The beginnings of all apologies; some go on with what has run."""
@@ -94,6 +96,8 @@ class SimulatedClient:
     def _append(self, role: str, text: str, call_id: str) -> bool:
         """Show a message; False for one that is neither about a job nor an apology."""
         number = job_of(text) if role == "user" else done_job_of(text)
+        self._book.figures["half sentences answered alone"] += role == "user" and text == HALF
+        self._book.figures["half sentences joined"] += role == "user" and text.startswith(f"{HALF} ")
         job = self._book.jobs.get(number or 0)
         if job is not None:
             self._book.note_message(self.person, text)
@@ -137,6 +141,7 @@ class LibraryClient(SimulatedClient):
             on_approval=self._approve,
             serial=self._chance.random() < 0.7,
             limits=_LIMITS,
+            hold_unfinished_ms=HOLD_MS,
             reconnect=Reconnect(first_s=0.03, most_s=0.3, steady_s=0.0, random=self._chance.random),
         )
         self.person.received_ids = lambda: set(client.received_ids)
@@ -221,6 +226,8 @@ class LibraryClient(SimulatedClient):
         self._job = job = self._new_job()
         words = transcript(job.number, job.plan)
         try:
+            if self._chance.random() < 0.25:
+                await self._say_half(client)
             self.person.note(f"-> {words}")
             turn = await client.say(words)
             self._injector.soon("transcript sent", self.name)
@@ -247,6 +254,13 @@ class LibraryClient(SimulatedClient):
         self._book.judge(job)
         await asyncio.sleep(self._chance.uniform(0, 0.05))
         return True
+
+    async def _say_half(self, client: Client) -> None:
+        """Say the first half of a sentence; the job is the other half."""
+        await client.say(HALF)
+        self._book.figures["half sentences"] += 1
+        self._injector.soon("half sent", self.name)
+        await asyncio.sleep(self._chance.uniform(0, 0.1))
 
     async def _wait_late(self, job: Job) -> None:
         late = now() + LATE_S

@@ -17,6 +17,7 @@ from benchmarks.chaos_nodes import ChaosNode
 from benchmarks.nodes import START_S, STOP_S
 
 STEPS = (
+    "half sent",
     "transcript sent",
     "transcript committed",
     "mid model stream",
