@@ -164,6 +164,10 @@ export interface ConnectOptions {
   timeZone?: string;
   /** Added to the system prompt; at most 4 KiB. */
   instructions?: string;
+  /** The values of all `{{name}}` in the server's system prompt, each of at most 200 characters. */
+  variables?: Record<string, string>;
+  /** Spoken first in a new session, without the model. */
+  greeting?: string;
   /** The device's tools. */
   tools?: ToolDeclaration[];
   /** Their handlers by name; `convo.*` may be handled, too. Calls are handled one at a time. */

@@ -683,13 +683,15 @@ class Client {
   }
 
   #begin() {
-    const { model, instructions, locale = globalThis.navigator?.language, lang, capabilities, tools, onApproval } = this.#options;
+    const { model, instructions, variables, greeting, locale = globalThis.navigator?.language, lang, capabilities, tools, onApproval } =
+      this.#options;
     const { onHints, onUnfinished, holdUnfinishedMs } = this.#options;
     const { timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone } = this.#options;
     this.#capabilities = capabilities ?? [...SERVED, ...(onApproval || this.#voiceModel ? ["approval"] : [])];
     if (!capabilities && (onHints || onUnfinished || holdUnfinishedMs !== undefined)) this.#capabilities.push("hints");
     if (this.#voiceModel) this.#capabilities = this.#capabilities.filter((name) => name !== "segments");
-    const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, capabilities: this.#capabilities, tools };
+    const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, variables, greeting };
+    Object.assign(start, { capabilities: this.#capabilities, tools });
     if (holdUnfinishedMs !== undefined) start.holdUnfinishedMs = holdUnfinishedMs;
     this.#expire();
     if (this.#known && this.#capabilities.includes("resume")) start.resume = this.#resume(MAX_START_BYTES - bytes(start));

@@ -120,9 +120,11 @@ class Client(Connections):
     ``session_id`` None makes a new session. ``token`` is sent in the ``Authorization: Bearer`` header.
     ``tools`` are MCP's Tools as JSON objects, ``handlers`` functions by name, and ``speak`` is the voice; the
     default one is silent. ``lang`` is the person's language (BCP 47), in which questions are spoken; the
-    default is the ``locale``'s. ``capabilities`` None names all that the library implements, ``()`` the base
-    protocol. ``hold_unfinished_ms`` is how long half a sentence waits for the other half; the default is
-    the operator's. It and callbacks for ``stt.hints`` and ``turn.hint`` name the capability ``hints``.
+    default is the ``locale``'s. ``variables`` are the values of the ``{{name}}`` in the system prompt, and
+    ``greeting`` is spoken first in a new session. ``capabilities`` None names all that the library
+    implements, ``()`` the base protocol. ``hold_unfinished_ms`` is how long half a sentence waits for the
+    other half; the default is the operator's. It and callbacks for ``stt.hints`` and ``turn.hint`` name the
+    capability ``hints``.
     ``serial`` handles events one at a time, each call to its end; otherwise tools and speech run
     concurrently. ``reconnect`` restores a lost connection.
     """
@@ -137,6 +139,8 @@ class Client(Connections):
         lang: str | None = None,
         time_zone: str | None = None,
         instructions: str | None = None,
+        variables: Mapping[str, str] | None = None,
+        greeting: str | None = None,
         model: str | None = None,
         hold_unfinished_ms: int | None = None,
         capabilities: Sequence[str] | None = None,
@@ -160,6 +164,8 @@ class Client(Connections):
             lang=lang,
             time_zone=time_zone,
             instructions=instructions,
+            variables=dict(variables) if variables is not None else None,
+            greeting=greeting,
             model=model,
             hold_unfinished_ms=hold_unfinished_ms,
         )

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from conductor.conversation import records as r
 from conductor.conversation.events import events
 from conductor.conversation.ids import reply_id, segments_id, slot_id, speech_id, ui_call_id
-from conductor.conversation.phrases import CONTINUE, NOTHING_CAME, app_facts
+from conductor.conversation.phrases import CONTINUE, GREETED, NOTHING_CAME, app_facts
 from conductor.conversation.state import (
     MAX_FACTS,
     MAX_FACTS_BYTES,
@@ -309,6 +309,9 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
     waited = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) == words]
     state.queue = [waiting for waiting in state.queue if waiting not in waited]
     state.log += _take_notices(state, record, at)
+    if record.cause == "greeting":
+        state.greeted = True
+        state.log.append(Note(GREETED))
     if record.tool:
         text = f"A program of the user calls {record.tool[:128]}. This is not the user speaking."
         state.log.append(Note(text))

@@ -21,7 +21,7 @@ MAX_NOTICES = 16
 # Facts of the app in a session, and the bytes of their texts together. The oldest facts go first.
 MAX_FACTS, MAX_FACTS_BYTES = 32, 8_192
 
-Cause: TypeAlias = Literal["transcript", "news", "request", "refused", "words"]
+Cause: TypeAlias = Literal["transcript", "news", "request", "refused", "words", "greeting"]
 Consent: TypeAlias = Literal["free", "held", "needed", "asked", "given", "denied"]
 Kind: TypeAlias = Literal[
     "call", "final", "message", "state", "speak", "resume", "approval", "resolved", "ended", "flash"
@@ -47,6 +47,7 @@ class Profile(Value, frozen=True, kw_only=True):
     lang: str | None = None
     time_zone: str | None = None
     instructions: str | None = None
+    variables: dict[str, str] | None = None
     tools: list[Any] | None = None
     model: str | None = None
     traceparent: str | None = None
@@ -363,8 +364,9 @@ class Conversation(Part, kw_only=True):
     are the `former_id` of events of clients before it. ``fields`` belong to tools. ``decided`` are the
     outcomes of the last questions. ``usage`` sums up the replies: input tokens, output tokens, cost.
     ``webhooks`` are the events that the app's backend wants, and ``webhook_events`` those that wait for
-    delivery. ``opened``: the backend knows that the session is open. ``images`` are the ids of stored images
-    with the number of turns that had them; the next commit removes the ``dropped_images`` from the store.
+    delivery. ``opened``: the backend knows that the session is open. ``greeted``: the app's greeting
+    was given. ``images`` are the ids of stored images with the number of turns that had them; the next commit
+    removes the ``dropped_images`` from the store.
     """
 
     revision: int = 0
@@ -399,6 +401,7 @@ class Conversation(Part, kw_only=True):
     webhooks: tuple[str, ...] = ()
     webhook_events: dict[str, WebhookEvent] = {}
     opened: bool = False
+    greeted: bool = False
     images: dict[str, int] = {}
     dropped_images: list[str] = []
 

@@ -15,11 +15,10 @@ from conductor.conversation.records import (
     ReplyBroken,
     TurnEnded,
 )
-from conductor.conversation.state import Call, Cause
-from conductor.conversation.turns import ended, remembered, turn_started
+from conductor.conversation.state import Call
+from conductor.conversation.turns import ended, remembered, spoken, turn_started
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.messages import ToolCall
-from conductor.speech import for_the_ear
 from conductor.tools.outcomes import interrupted_outcome
 
 
@@ -102,7 +101,7 @@ def _begin(view: View) -> Step:
             return [started, TurnEnded(reason="interrupted", follows=not view.is_held(state.queue[1]))]
         return [*remembered(view, waiting.text), started]
     if live.openings.refused_input:
-        return _speak(view, "refused", view.conduct.failures.get("rate_limited", ""))
+        return spoken(view, "refused", view.conduct.failures.get("rate_limited", ""))
     if live.stop.draining:
         return AwaitResults()
     if live.programs.requests:
@@ -113,14 +112,8 @@ def _begin(view: View) -> Step:
     now = view.now()
     first = next((notice for notice in state.notices if notice.expires_at > now), None)
     if first is not None and now >= max(floor_at, live.loop.notices_after):
-        return _speak(view, "words", first.words) if first.words else [turn_started(view, "news")]
+        return spoken(view, "words", first.words) if first.words else [turn_started(view, "news")]
     return AwaitResults()
-
-
-def _speak(view: View, cause: Cause, sentence: str) -> list[Record]:
-    """Make a turn that speaks a sentence."""
-    end = TurnEnded(reason="answered", apology=sentence, speech_text=for_the_ear(sentence))
-    return [turn_started(view, cause), end]
 
 
 def _round(view: View, calls: list[Call]) -> Step:

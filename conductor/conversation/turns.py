@@ -56,6 +56,19 @@ def turn_started(
     )
 
 
+def spoken(view: View, cause: Cause, sentence: str) -> list[r.Record]:
+    """Make a turn that speaks a sentence without the model."""
+    end = r.TurnEnded(reason="answered", apology=sentence, speech_text=for_the_ear(sentence))
+    return [turn_started(view, cause), end]
+
+
+def greeted(view: View, greeting: str) -> list[r.Record]:
+    """Make the turn of the app's greeting, unless the session has begun."""
+    state = view.state
+    has_begun = state.greeted or state.log_end or state.turn is not None or state.queue
+    return [] if has_begun or not greeting.strip() else spoken(view, "greeting", greeting.strip())
+
+
 def replied(
     view: View,
     message: AssistantMessage,

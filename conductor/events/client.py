@@ -18,6 +18,7 @@ MAX_RESUMED = 256
 MAX_INSTRUCTIONS_BYTES = 4096
 MAX_MESSAGE_CHARS = 2_000
 MAX_HOLD_MS = 10_000
+MAX_GREETING_CHARS = 1_000
 MAX_FACT_CHARS = 2_000
 MAX_TTL_S = 366 * 86_400
 
@@ -26,6 +27,8 @@ _encode = msgspec.json.Encoder().encode
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
 """The id of an event or of a call."""
 _Short = Annotated[str, Meta(max_length=256)]
+_Variable = Annotated[str, Meta(min_length=1, max_length=64)]
+_Value = Annotated[str, Meta(max_length=200)]
 _DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
 _WORDS = f"The person's words, for the model; of more than {MAX_MESSAGE_CHARS:,} characters the first ones."
 _ARGUMENTS = {"editedArguments": {"type": "object"}}
@@ -109,6 +112,18 @@ class SessionStart(FromClient, frozen=True, omit_defaults=True, kw_only=True):
             f"Text for the system prompt, at most {MAX_INSTRUCTIONS_BYTES} bytes of UTF-8.",
             "The user's name is Ada.",
         ),
+    ] = None
+    variables: Annotated[
+        dict[_Variable, _Value] | None,
+        doc(
+            "The values of all variables of the system prompt, which are names in double braces. "
+            "Another name, or one without a value, is the error ``invalid_event``.",
+            {"shop": "Corner Books"},
+        ),
+    ] = None
+    greeting: Annotated[
+        Annotated[str, Meta(max_length=MAX_GREETING_CHARS)] | None,
+        doc("Spoken first in a new session, without the model.", "Good morning! How can I help?"),
     ] = None
     capabilities: Annotated[
         list[str], doc("The extensions that the client uses.", ["tools"], max_length=64)

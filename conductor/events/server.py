@@ -199,7 +199,7 @@ class ListedTool(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     input_schema: Annotated[Mapping[str, Any], doc("The JSON Schema of the arguments.", {"type": "object"})]
 
 
-class ToolsListed(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class ToolsListed(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Answers ``tools.list``."""
 
     TYPE: ClassVar[str] = "tools.listed"
@@ -209,6 +209,9 @@ class ToolsListed(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     prompt_name: Annotated[str, doc("The name of the system prompt.", "voice")]
     prompt: Annotated[str, doc("The system prompt of this session.", "You talk with a person.")]
     models: Annotated[list[str], doc("What ``session.start.model`` may name.", ["home", "cloud"])]
+    prompt_version: Annotated[
+        str | None, doc("The version of the system prompt: a hash of the operator's text.", "5b1a3f2c9d0e")
+    ] = None
 
 
 class ToolCancel(msgspec.Struct, frozen=True, rename="camel"):

@@ -84,6 +84,9 @@ class MetricsEndpoint:
         process = CollectorRegistry()
         labels = {"version": __version__} | ({"worker": str(worker)} if worker else {})
         Info("conductor", "The version and, if there are several, the worker.", registry=process).info(labels)
+        name, version = services.observers.prompt
+        meaning = "The system prompt: its name, and a hash of its text."
+        Info("conductor_prompt", meaning, registry=process).info({"name": name, "version": version})
         is_invalid = services.policy_file is not None and bool(services.policy_file.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from conductor.config_file import read_text
@@ -14,6 +14,8 @@ MAX_PROMPT_BYTES = 64 * 1024
 # Characters of a value from a client, such as its time zone.
 MAX_VALUE_LENGTH = 100
 PACKAGED = Path(__file__).with_name("voice.md")
+# A place for a variable of the session.
+_VARIABLE = re.compile(r"\{\{ *(\w{1,64}) *\}\}")
 # The section of a prompt about coding agents, and the tool without which it is of no use.
 _AGENTS = re.compile(r"^## Coding agents\n.*?(?=^## |\Z)", re.M | re.S)
 AGENT_TOOL = "agent.spawn"
@@ -37,9 +39,20 @@ def identify(path: Path | None, text: str) -> tuple[str, str]:
     return (path or PACKAGED).stem, hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def variables_problem(base: str, variables: Mapping[str, str]) -> str:
+    """Name the variables that are not the ones of the prompt ``base``; empty if they are."""
+    wanted = set(_VARIABLE.findall(base))
+    if unknown := sorted(variables.keys() - wanted):
+        return f"The system prompt has no variable {unknown[0]!r}."
+    if missing := sorted(wanted - variables.keys()):
+        return f"The system prompt's variable {missing[0]!r} has no value."
+    return ""
+
+
 def session_prompt(
     base: str,
     *,
+    variables: Mapping[str, str] | None = None,
     locale: str | None,
     time_zone: str | None,
     instructions: str | None,
@@ -47,8 +60,9 @@ def session_prompt(
 ) -> str:
     """Return ``base`` and the session's own parts, each under a heading.
 
-    What ``base`` says of coding agents is left out unless `AGENT_TOOL` is among ``tools``, the names of
-    the tools that the model is offered.
+    ``{{name}}`` in ``base`` becomes the value of the variable, in one line; a value is never read as such a
+    place. What ``base`` says of coding agents is left out unless `AGENT_TOOL` is among ``tools``, the names
+    of the tools that the model is offered.
 
     ``locale`` is a BCP 47 tag, ``time_zone`` an IANA name, ``instructions`` the app's own text (the
     protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text does not change
@@ -57,7 +71,8 @@ def session_prompt(
     # In the order of how rarely they change, for the service's cache.
     if AGENT_TOOL not in tools:
         base = _AGENTS.sub("", base)
-    parts = [base.rstrip()]
+    values = variables or {}
+    parts = [_VARIABLE.sub(lambda place: " ".join(values.get(place[1], "").split()), base).rstrip()]
     if tag := _one_line(locale):
         parts.append(
             f"## The user's language\n\nThe device's locale is {tag}. Answer in the language that the user "

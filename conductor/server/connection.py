@@ -21,6 +21,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, encode_frame, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
+from conductor.prompts import variables_problem
 from conductor.server.access import Access
 from conductor.server.auth import Principal
 from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
@@ -366,7 +367,7 @@ class Connection(Writer):
         new, former = self._session is None, self._former
         session = self._session or await self._bind(inbound.session_id)
         if isinstance(event, client.SessionStart):
-            return await self._start(event, session, new=new)
+            return await self._start(inbound.id, event, session, new=new)
         if new and self._is_deleted(former, session):
             if isinstance(event, client.TranscriptFinal) and not self.resumes:  # else it is sent again
                 raise StoreUnavailable("The session was deleted.")
@@ -393,7 +394,12 @@ class Connection(Writer):
         self._rate.settle(await handle(session, inbound, self))
         return self._session is session
 
-    async def _start(self, event: client.SessionStart, session: Session, *, new: bool) -> bool:
+    async def _start(self, event_id: str, event: client.SessionStart, session: Session, *, new: bool) -> bool:
+        if event.variables is not None:
+            problem = variables_problem(session.services.system_prompt, event.variables)
+            if problem:
+                self._send_error("invalid_event", problem, event_id, session.key.session_id)
+                return True
         tools = event.tools if "tools" in event.capabilities else None
         readings = await session.gate.read(tools or [])
         try:

@@ -12,6 +12,7 @@ from conductor.conversation import records as r
 from conductor.conversation.consent import Response
 from conductor.conversation.receive import connected
 from conductor.conversation.state import Profile
+from conductor.conversation.turns import greeted
 from conductor.events import client
 from conductor.events.envelope import SUPERSEDED
 from conductor.events.server import (
@@ -78,10 +79,13 @@ class Clients:
             catalog, specs = services.catalog_name, services.catalog
             log.info("catalog offered", session=session.key.session_id, catalog=catalog, tools=len(specs))
 
+        greeting = "" if resumed or event.resume is not None else event.greeting or ""
+
         def records() -> list[r.Record]:
             former = session.state.profile
             profile = _declared(event, former, capabilities=capabilities, tools=tools, model=model)
-            return [r.ProfileDeclared(profile)] if profile != former else []
+            declared: list[r.Record] = [r.ProfileDeclared(profile)] if profile != former else []
+            return [*declared, *greeted(session.view, greeting)]
 
         resend, drop = answer or (None, None)
         transport.resumes, transport.segments = "resume" in capabilities, "segments" in capabilities
@@ -283,6 +287,7 @@ def _declared(
         lang=event.lang or former.lang,
         time_zone=event.time_zone or former.time_zone,
         instructions=former.instructions if event.instructions is None else event.instructions,
+        variables=former.variables if event.variables is None else event.variables,
         tools=former.tools if tools is None else tools,
         model=model or former.model,
         traceparent=event.traceparent or former.traceparent,

@@ -153,6 +153,7 @@ class SessionGate(CallGate):
         profile = self._state.profile
         return session_prompt(
             self._services.system_prompt,
+            variables=profile.variables,
             locale=profile.locale,
             time_zone=profile.time_zone,
             instructions=profile.instructions,

@@ -127,6 +127,7 @@ async def _take(  # noqa: C901 -- a case an event
                 tools=session.gate.listed,
                 model=services.serving(session.state.profile.model) or services.provider.name,
                 prompt_name=services.observers.prompt[0],
+                prompt_version=services.observers.prompt[1],
                 prompt=session.gate.system_prompt,
                 models=services.choices,
             )

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from conductor.conversation import records as r
 from conductor.conversation.apply import advance, apply
-from conductor.conversation.phrases import CONTINUE, NOTHING_CAME
+from conductor.conversation.phrases import CONTINUE, GREETED, NOTHING_CAME
 from conductor.conversation.replay import replay
 from conductor.conversation.state import (
     AppFact,
@@ -580,6 +580,12 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
             "log+": [UserMessage("g o")],
             "queue": [],
         },
+    ),
+    (
+        "a greeting",
+        EMPTY,
+        r.TurnStarted(cause="greeting", limit_ms=9_000),
+        {"turn": turn("turn_claim_800", cause="greeting"), "log+": [Note(GREETED)], "greeted": True},
     ),
     ("a refused turn", EMPTY, REFUSED, {"turn": turn("turn_claim_800", cause="refused")}),
     (

@@ -12,12 +12,13 @@ from conductor.conversation import records as r
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from conductor.conversation.phrases import CUT_OFF
 from conductor.conversation.state import (
+    AppFact,
     Call,
     Conversation,
     Notice,
     Summary,
 )
-from conductor.conversation.turns import ended, remembered, turn_started
+from conductor.conversation.turns import ended, greeted, remembered, turn_started
 from conductor.conversation.turns import replied as replied_records
 from conductor.messages import AssistantMessage
 from tests.conversation.build import (
@@ -97,6 +98,36 @@ def test_memories_come_with_the_first_words(
     state: Conversation, facts: Facts, records: list[r.NoticeTaken]
 ) -> None:
     assert remembered(view(state, **facts), "hi") == records
+
+
+# -- the app's greeting
+
+HI = [
+    r.TurnStarted(cause="greeting", limit_ms=RULES.turn_ms),
+    r.TurnEnded(reason="answered", apology="Hi, **Ann**.", speech_text="Hi, Ann."),
+]
+GREETINGS: list[tuple[str, Conversation, str, list[r.Record]]] = [
+    ("a new session", fold(), " Hi, **Ann**. ", HI),
+    (
+        "a new session with a fact of the backend",
+        fold(r.ContextAdded("e1", AppFact(text="x"))),
+        "Hi, **Ann**.",
+        HI,
+    ),
+    ("nothing to say", fold(), " ", []),
+    ("a session that was greeted", over(fold(HI[0])), "Hi.", []),
+    ("a session that was greeted, and has lost its history", Conversation(greeted=True), "Hi.", []),
+    ("a turn that runs", fold(STARTED), "Hi.", []),
+    ("words that wait", fold(r.InputQueued("e1", "hi")), "Hi.", []),
+    ("a session with a history", SAID, "Hi.", []),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "greeting", "records"), [row[1:] for row in GREETINGS], ids=[row[0] for row in GREETINGS]
+)
+def test_a_greeting_begins_a_session(state: Conversation, greeting: str, records: list[r.Record]) -> None:
+    assert greeted(view(state), greeting) == records
 
 
 # -- the start of a turn: a long history loses its beginning, which a summary may replace

@@ -47,7 +47,7 @@ async def test_the_tools_of_all_sources_are_listed_with_their_schemas(
     }
     assert (tools["delete_file"]["title"], tools["delete_file"]["decision"]) == ("delete_file", "ask")
     assert (payload["model"], payload["promptName"], payload["models"]) == ("anthropic", "voice", [])
-    assert "voice" in payload["prompt"]
+    assert "voice" in payload["prompt"] and len(payload["promptVersion"]) == 12
 
 
 async def test_a_reload_of_the_rules_shows_in_the_next_list(claude: AnthropicService, tmp_path: Path) -> None:

@@ -373,6 +373,8 @@ private let noObject = "The arguments are not a JSON object."
             "timeZone": .string(options.timeZone),
             "model": options.model.map(JSON.string),
             "instructions": options.instructions.map(JSON.string),
+            "variables": options.variables.map { .object($0.mapValues(JSON.string)) },
+            "greeting": options.greeting.map(JSON.string),
             "capabilities": .array(capabilities.map(JSON.string)),
             "tools": .array(options.tools),
             "holdUnfinishedMs": options.holdUnfinishedMs.map(JSON.integer),

@@ -17,6 +17,10 @@ public struct Options {
     public var timeZone = TimeZone.current.identifier
     /// Added to the system prompt; at most 4 KiB.
     public var instructions: String?
+    /// The values of all `{{name}}` in the server's system prompt, each of at most 200 characters.
+    public var variables: [String: String]?
+    /// Spoken first in a new session, without the model.
+    public var greeting: String?
     /// Declarations as in docs/protocol-reference.md, "Tool declarations".
     public var tools: [JSON] = []
     /// By the tool's name; `convo.*` may be handled, too.

@@ -346,6 +346,8 @@ class Client internal constructor(private val options: Options) {
             "timeZone" to options.timeZone,
             "model" to options.model,
             "instructions" to options.instructions,
+            "variables" to options.variables?.let { JsonObject(it.mapValues { (_, value) -> json(value) }) },
+            "greeting" to options.greeting,
             "capabilities" to capabilities,
             "tools" to tools,
             "holdUnfinishedMs" to options.holdUnfinishedMs,

@@ -29,6 +29,10 @@ class Options(
     val timeZone: String = TimeZone.getDefault().id,
     /** Added to the system prompt; at most 4 KiB. */
     val instructions: String? = null,
+    /** The values of all `{{name}}` in the server's system prompt, each of at most 200 characters. */
+    val variables: Map<String, String>? = null,
+    /** Spoken first in a new session, without the model. */
+    val greeting: String? = null,
     /** Declarations as in docs/protocol-reference.md, "Tool declarations". */
     val tools: List<JsonObject> = emptyList(),
     /** By the tool's name; `convo.*` may be handled, too. */
