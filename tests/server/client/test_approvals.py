@@ -55,6 +55,7 @@ async def test_capabilities_are_named_by_the_client_and_accepted_by_the_server()
         "pause",
         "images",
         "turns",
+        "context",
         "diagnostics",
     ]
     for handler in (None, lambda _: deny()):
