@@ -94,7 +94,7 @@ TARGETS = {
 """Figure -> the limit and the goal."""
 
 DEFAULT = (
-    *("turns", "stream", "round", "first", "speech", "barge", "halves", "burst", "memory"),
+    *("turns", "stream", "round", "first", "speech", "barge", "pause", "halves", "burst", "memory"),
     *("start", "gate", "judge", "knowledge", "durable", "echo"),
 )
 """The scenarios of a run without names."""
@@ -174,6 +174,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
         "speech", partial(scenarios.first_speech, sessions=50, turns=20), SPEAK_SEGMENTS="always"
     )
     await with_server("barge", partial(scenarios.barge_in, times=50))
+    await with_server("pause", partial(scenarios.paused_barge_in, times=100))
     await with_server("halves", partial(scenarios.whole_sentences, sessions=10, turns=50))
     await with_server("burst", partial(scenarios.first_words, sessions=500))
     if "people" in names:

@@ -57,6 +57,7 @@ class Options:
     patience_s: float = 20.0
     control: str | None = None
     segments: bool = False
+    steps: Sequence[str] = STEPS
     logs: Path | None = None
     until: tuple[Column, ...] = ()
 
@@ -117,7 +118,7 @@ async def _talk(options: Options, book: Book, switch: Switch[ChaosNode], injecto
     ]
     clients += [LibraryClient(f"lib{n}", world, f"{options.seed}-lib{n}") for n in range(options.libraries)]
     tasks = [asyncio.create_task(client.run()) for client in clients]
-    faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed))))
+    faults = asyncio.create_task(injector.run(options.plan.draw(random.Random(options.seed), options.steps)))
     finding: asyncio.Task[Any] = asyncio.create_task(book.finding.wait())
     try:
         await asyncio.wait([finding, faults, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -330,6 +331,7 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--store", choices=get_args(StoreKind), default="redis")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between faults (0.5)")
     parser.add_argument("--segments", action="store_true", help="speak each reply in segments")
+    parser.add_argument("--step", choices=STEPS, action="append", help="kill nodes only at this step")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this folder")
     parser.add_argument(
@@ -363,6 +365,7 @@ def main(arguments: Sequence[str]) -> int:
         namespace.seed,
         namespace.every,
         segments=namespace.segments,
+        steps=namespace.step or STEPS,
         logs=namespace.logs,
     )
     controls = (

@@ -27,6 +27,7 @@ from conductor.client import (
     ClientError,
     ClientLimits,
     Reconnect,
+    Turn,
     WaitTimeout,
     allow,
     connect,
@@ -125,6 +126,15 @@ class LibraryClient(SimulatedClient):
     """A client of the client library, which reconnects and resumes by itself."""
 
     _resuming = False
+    _client: Client
+    _paused: Job | None = None
+    """The job whose answer is paused."""
+
+    def __init__(self, name: str, world: World, seed: str) -> None:
+        super().__init__(name, world, seed)
+        self._goes_on = asyncio.Event()
+        self._spoken: set[int] = set()
+        """The jobs whose answers were spoken."""
 
     async def run(self) -> None:
         while not self.over:
@@ -137,7 +147,7 @@ class LibraryClient(SimulatedClient):
             self.person.session_id,
             tools=declarations() if self._chance.random() < 0.5 else (),
             handlers={name: self._tool(name) for name in (READ, WRITE, ORDER)},
-            speak=lambda text: self._speak(),
+            speak=self._say,
             on_approval=self._approve,
             serial=self._chance.random() < 0.7,
             limits=_LIMITS,
@@ -145,8 +155,11 @@ class LibraryClient(SimulatedClient):
             reconnect=Reconnect(first_s=0.03, most_s=0.3, steady_s=0.0, random=self._chance.random),
         )
         self.person.received_ids = lambda: set(client.received_ids)
+        self._client = client
         client.on("*", self._event)
         client.on("client.lost", self._note_loss)
+        client.on_resume(self._goes_on.set)
+        self._spoken = set()
         try:
             await self._start(client)
             jobs = self._chance.randint(3, 10)
@@ -171,6 +184,59 @@ class LibraryClient(SimulatedClient):
                 return
             except ClientError:
                 await asyncio.sleep(self._chance.uniform(0.05, 0.2))
+
+    # -- the voice
+
+    async def _say(self, text: str) -> None:
+        """Speak a text. The person may speak over it, and mean nothing by it."""
+        number = done_job_of(text)
+        if number in self._spoken:
+            self._book.blame(self.person, "shown twice", f"spoken again: {text[:60]!r}")
+        if number is not None:
+            self._spoken.add(number)
+        await self._speak()
+        client = self._client
+        while not client.asking and (self._injector.wants_pause() or self._chance.random() < 0.1):
+            self._paused = self._book.jobs.get(number) if number is not None else self._job
+            await self._pause_voice(client)
+            self._paused = None
+
+    async def _pause_voice(self, client: Client) -> None:
+        """Pause the voice until the server lets it go on; words that interrupt it cancel the voice."""
+        self._goes_on.clear()
+        if not await client.pause(spoken_text=""):
+            return
+        self._book.figures["pauses"] += 1
+        self.person.note("-> audio.output.paused")
+        self._injector.soon("pause sent", self.name)
+        if self._chance.random() < 0.7:
+            await asyncio.sleep(self._chance.uniform(0, 0.05))
+            await self._murmur(client)
+        try:
+            await asyncio.wait_for(self._goes_on.wait(), self._patience_s + LATE_S)
+        except TimeoutError:
+            self._book.blame(self.person, "stuck", "a pause without an end")
+        self.person.note("the voice goes on")
+
+    async def _murmur(self, client: Client) -> None:
+        try:
+            self.person.note("-> Mhm.")
+            turn = await client.say("Mhm.")
+        except ClientError:
+            return
+        self._injector.soon("words in a pause sent", self.name)
+        self._murmurs = asyncio.create_task(self._note_murmur(turn, self._job))
+
+    async def _note_murmur(self, turn: Turn, job: Job | None) -> None:
+        """Note whether a backchannel was one; else it interrupts the job, as other words do."""
+        try:
+            await turn.wait(_LIMITS.resend_s)
+        except ClientError:
+            pass
+        is_resumed = turn.reason == "resumed"
+        self._book.figures["backchannels" if is_resumed else "backchannels that interrupted"] += 1
+        if job is not None and not is_resumed:
+            job.is_interrupted = True
 
     # -- the device
 
@@ -223,6 +289,8 @@ class LibraryClient(SimulatedClient):
 
     async def _one_job(self, client: Client) -> bool:
         """Ask for a job and wait for its end; False if the session is stuck."""
+        if self._paused is not None:
+            self._paused.is_interrupted = True  # by the words of the next job
         self._job = job = self._new_job()
         words = transcript(job.number, job.plan)
         try:

@@ -30,6 +30,8 @@ STEPS = (
     "approval asked",
     "approval answered",
     "barge-in sent",
+    "pause sent",
+    "words in a pause sent",
 )
 """The steps of a turn at which a node is killed."""
 _WANTS = {"one of several answered": "pair", "approval asked": "ask", "approval answered": "ask"}
@@ -139,6 +141,10 @@ class Injector:
 
     def wants_barge_in(self) -> bool:
         return self._armed["barge-in sent"] > 0 and self._chance.random() < 0.5
+
+    def wants_pause(self) -> bool:
+        steps = ("pause sent", "words in a pause sent")
+        return any(self._armed[step] > 0 for step in steps) and self._chance.random() < 0.5
 
     def at(self, step: str, name: str) -> None:
         """Report that a client's turn is at a step; its node may be dead on return."""

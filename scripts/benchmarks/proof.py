@@ -44,6 +44,10 @@ LEGS = {
     ("speech", "p50_ms"): "the model's first sentence to the first speech, p50",
     ("round", "p50_ms"): "a device's result to the next request, p50",
     ("barge", "max_ms"): "an interruption to the closed request, longest",
+    ("pause", "interrupted_speech_p99_ms"): "the first sound of an interruption to the last speech sent, p99",
+    ("pause", "paused_speech_p99_ms"): "the same with a pause, p99",
+    ("pause", "interrupted_words_p99_ms"): "the words of an interruption to their turn, p99",
+    ("pause", "paused_words_p99_ms"): "the same with a pause, p99",
     ("halves", "without_p50_ms"): "a whole sentence to the first partial, p50",
     ("halves", "without_p99_ms"): "the same, p99",
     ("halves", "waiting_p50_ms"): "a whole sentence of an app whose half sentences wait, p50",
@@ -111,7 +115,7 @@ def plan(seed: int, *, full: bool) -> list[Measurement]:
         Measurement(
             "latency",
             "legs",
-            "scripts/bench --seconds 5 --sessions 50 turns round first speech barge halves durable",
+            "scripts/bench --seconds 5 --sessions 50 turns round first speech barge pause halves durable",
         ),
     ]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from benchmarks.nodes import Process
@@ -343,6 +344,73 @@ async def _one_barge_in(talker: Talker, service: AnthropicService) -> float:
     await service.wait_disconnects(before + 1)
     await asyncio.wait_for(idle.wait(), 10)
     return service.disconnects[before] - start
+
+
+_STORY = ["Here is one more sentence of the story that is told. "] * 400
+_ONSET_S = 0.02
+"""From the first sound to the person's words."""
+
+
+async def paused_barge_in(server: Process, service: AnthropicService, times: int) -> ToolMetrics:
+    """Time an interruption of a reply in segments, and one after a pause, in turn.
+
+    ``speech`` is from the first sound to the last ``tts.speak`` of the reply that still arrives, ``words``
+    from the person's words to their turn.
+    """
+    service.default = lambda _: Reply(text="".join(_STORY), chunks=_STORY, delay_s=0.005)
+    talkers = await connected(server, 2, "pause")
+    elapsed: dict[str, list[float]] = defaultdict(list)
+    for talker in talkers:
+        talker.send("session.start", {"capabilities": ["segments", "pause"]})
+        talker.answers_speech = False
+    for _ in range(times):
+        for talker, name in zip(talkers, ("interrupted", "paused"), strict=True):
+            await _one_paused_barge_in(talker, service, name, elapsed)
+    disconnect(talkers)
+    return {
+        f"{name}_{figure}": value
+        for name, seconds in sorted(elapsed.items())
+        for figure, value in milliseconds(seconds).items()
+    }
+
+
+async def _one_paused_barge_in(
+    talker: Talker, service: AnthropicService, name: str, elapsed: Mapping[str, list[float]]
+) -> None:
+    now = asyncio.get_running_loop().time
+    speeches = 0
+    last_at, taken, spoken = 0.0, asyncio.Event(), asyncio.Event()
+
+    def on_speech(_: Talker) -> None:
+        nonlocal speeches, last_at
+        speeches, last_at = speeches + 1, now()
+        if speeches == 3:
+            spoken.set()
+
+    talker.on_speech, talker.on_user = on_speech, lambda _: None
+    before = len(service.disconnects)
+    talker.say("go")
+    await asyncio.wait_for(spoken.wait(), 10)
+    talker.on_user = lambda _: taken.set()
+    first_sound = now()
+    if name == "paused":
+        talker.pause(spokenText="Here is")
+    else:
+        talker.interrupt(spokenText="Here is")
+    await asyncio.sleep(_ONSET_S)
+    said_at = now()
+    talker.on_speech = lambda _: None
+    elapsed[f"{name}_speech"].append(max(0.0, last_at - first_sound))
+    talker.say("stop")
+    await asyncio.wait_for(taken.wait(), 10)
+    elapsed[f"{name}_words"].append(now() - said_at)
+    await service.wait_disconnects(before + 1)
+    talker.interrupt()
+    await service.wait_disconnects(before + 2)
+    for call_id in talker.unanswered:
+        talker.result(call_id, "{}")
+    talker.unanswered.clear()
+    await asyncio.sleep(0.02)
 
 
 async def idle_memory(server: Process, service: AnthropicService, counts: Sequence[int]) -> ToolMetrics:

@@ -29,7 +29,8 @@ class Talker(App):
     """Answers each call at once, and calls a function when something happens.
 
     ``on_partial`` and ``on_error`` are called for these events, ``on_idle`` when the microphone opens,
-    ``on_result`` before the result of a device's tool is sent, and ``on_speech`` for a speech.
+    ``on_result`` before the result of a device's tool is sent, ``on_speech`` for a speech, and ``on_user``
+    for the person's words. Speeches that it does not answer are ``unanswered``.
     """
 
     def __init__(self, url: str, session_id: str, headers: Mapping[str, str] | None = None) -> None:
@@ -40,6 +41,9 @@ class Talker(App):
         self.on_error: Callable[[Talker], None] = _ignore
         self.on_result: Callable[[Talker], None] = _ignore
         self.on_speech: Callable[[Talker], None] = _ignore
+        self.on_user: Callable[[Talker], None] = _ignore
+        self.answers_speech = True
+        self.unanswered: list[str] = []
         self.asked_at = 0.0
         self.partials = 0
         self.pings = 0
@@ -78,6 +82,11 @@ class Talker(App):
                     self.on_result(self)
                 elif call.name == "tts.speak":
                     self.on_speech(self)
+                    if not self.answers_speech:
+                        self.unanswered.append(call.call_id)
+                        return
+                elif call.arguments.get("role") == "user":
+                    self.on_user(self)
                 self.result(call.call_id, "{}")
                 if call.arguments == {"state": "idle"}:
                     self.on_idle(self)
