@@ -74,6 +74,8 @@ class Scene:
     decisions: list[Decision] = field(default_factory=list)
     was_cut: bool = False
     was_interrupted: bool = False
+    murmured: list[str] = field(default_factory=list)
+    resumed: int = 0
     reached: bool = True
     verdict: str | None = None
     is_outcome: bool = False
@@ -125,6 +127,8 @@ class Player:
             on_approval=self._decide if rehearsal.cards else None,
             reconnect=Reconnect(AWAY_S, AWAY_S, jitter=1, tries=20, steady_s=0, random=chance.random),
         )
+        self._goes_on = asyncio.Event()
+        self._client.on_resume(self._goes_on.set)
         self._client.on(server.ToolActivity, self._record_activity)
         self._client.on(server.ToolCallEvent, self._count_speech)
         self._client.on(server.ToolCallEvent, self._hear_half)
@@ -202,6 +206,8 @@ class Player:
         step = scene.step
         if step.cut not in (None, "random") and not scene.was_cut:
             scene.problems.append(f"the socket was not cut: there was no {step.cut}")
+        if scene.resumed < len(step.murmurs):
+            scene.problems.append(f"{len(step.murmurs) - scene.resumed} murmurs did not let the speech go on")
         if step.interrupt is not None and not scene.was_interrupted:
             scene.problems.append("the answer was not interrupted: it ended before")
         if self._client.asking:
@@ -269,6 +275,8 @@ class Player:
         offset = sum(map(len, scene.speeches))
         scene.speeches.append(text)
         self._reach("speech")
+        if len(scene.murmured) < len(scene.step.murmurs):
+            await self._murmur(scene.step.murmurs[len(scene.murmured)])
         if plan is not None and not scene.was_interrupted:
             if plan.after_ms is not None:
                 await asyncio.sleep(plan.after_ms / 1000)
@@ -277,6 +285,22 @@ class Player:
                 part = text[: plan.after_characters - offset]
                 await self._interrupt(part if plan.heard is None else plan.heard)
         self._set_waiting_speeches(self._waiting_speeches - 1)
+
+    async def _murmur(self, words: str) -> None:
+        """Pause the speech, and murmur over it; the words of an interruption cancel the speech."""
+        scene = self._scene
+        scene.murmured.append(words)
+        self._goes_on.clear()
+        if not await self._client.pause(spoken_text=""):
+            scene.problems.append("the server does not pause a speech")
+            return
+        await self._client.say(words)
+        try:
+            await self._goes_on.wait()
+        except asyncio.CancelledError:
+            self._set_waiting_speeches(0)  # the words have interrupted the speech
+            raise
+        scene.resumed += 1
 
     async def _interrupt(self, heard_text: str | None, played_ms: int | None = None) -> None:
         self._scene.was_interrupted = True

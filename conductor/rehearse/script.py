@@ -246,13 +246,15 @@ class StepLimits(_Part):
 class Step(_Part):
     """The person's words, actions and expectations. ``cut`` is the moment to cut the socket.
 
-    ``rest`` is the other half of the sentence, which follows after a pause.
+    ``rest`` is the other half of the sentence, which follows after a pause. ``murmurs`` are words that only
+    show that the person listens, each over a speech of the answer: the speech goes on.
     """
 
     say: str
     rest: str | None = None
     approve: tuple[Decision, ...] = ()
     interrupt: Interruption | None = None
+    murmurs: tuple[str, ...] = ()
     cut: Literal[Moment, "random"] | None = None
     expect: Expectation = Expectation()
     limits: StepLimits = StepLimits()

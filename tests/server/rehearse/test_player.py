@@ -223,3 +223,15 @@ steps:
 def test_a_whole_sentence_does_not_wait_for_a_rest(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(NINE + "steps: [{say: Go on., rest: Now., expect: {said: Once}}]")
     assert code == 1 and "the server did not wait for the rest" in out
+
+
+@pytest.mark.parametrize("segments", ["", "segments: true\n"], ids=["whole", "segments"])
+def test_a_murmur_lets_the_answer_go_on(rehearse: Rehearse, segments: str) -> None:
+    steps = "steps: [{say: Go on., murmurs: [Mhm.], expect: {said: seven, state: idle}}]"
+    code, out, err = rehearse(segments + NINE + steps)
+    assert (code, err) == (0, ""), out
+
+
+def test_words_that_interrupt_are_no_murmur(rehearse: Rehearse) -> None:
+    code, out, _ = rehearse(NINE + 'steps: [{say: Go on., murmurs: ["Stop it."], expect: {said: Once}}]')
+    assert code == 1 and "1 murmurs did not let the speech go on" in out
