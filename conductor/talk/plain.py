@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import os
 import re
 import threading
 import unicodedata
@@ -33,15 +34,22 @@ class StdinReader:
         if self._thread is None:
             # A daemon thread, because a read from a terminal cannot be interrupted at the exit.
             loop = asyncio.get_running_loop()
-            self._thread = threading.Thread(target=self._pump, args=(loop,), daemon=True)
+            self._thread = threading.Thread(target=self._pump, args=(loop, self._own()), daemon=True)
             self._thread.start()
         line = await self._queue.get()
         if line is None:
             self._queue.put_nowait(None)  # for later reads
         return line
 
-    def _pump(self, loop: asyncio.AbstractEventLoop) -> None:
-        for line in chain(self._read(), (None,)):
+    def _own(self) -> int | None:
+        """Return a descriptor of the thread's: a closed one's number goes to another file."""
+        try:
+            return os.dup(self._stream.fileno())
+        except OSError:  # a stream without a file
+            return None
+
+    def _pump(self, loop: asyncio.AbstractEventLoop, own: int | None) -> None:
+        for line in chain(self._read(own), (None,)):
             put = self._queue.put(line)
             try:
                 asyncio.run_coroutine_threadsafe(put, loop).result()
@@ -49,14 +57,13 @@ class StdinReader:
                 put.close()
                 return
 
-    def _read(self) -> Iterator[str]:
-        try:
-            # Unbuffered: a daemon thread that holds a buffer's lock crashes the interpreter at exit.
-            stream = io.FileIO(self._stream.fileno(), closefd=False)
-        except OSError:  # a stream without a file
+    def _read(self, own: int | None) -> Iterator[str]:
+        if own is None:
             yield from (line.rstrip("\r\n") for line in self._stream)
             return
-        with contextlib.suppress(OSError):  # a terminal that is gone is the end of its input
+        # Unbuffered: a daemon thread that holds a buffer's lock crashes the interpreter at exit.
+        # A terminal that is gone is the end of its input.
+        with io.FileIO(own) as stream, contextlib.suppress(OSError):
             while line := stream.readline(MAX_LINE):
                 yield line.decode(self._stream.encoding or "utf-8", "replace").rstrip("\r\n")
 

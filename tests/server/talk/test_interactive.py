@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 
 import pytest
 
+from conductor.talk.plain import StdinReader
 from tests.server.client.extended import soon, start
 from tests.server.talk.person import partial, person
 from tests.stand_ins.scripted_server import Peer, Script, scripted_server
@@ -47,6 +50,21 @@ async def test_a_question_is_spoken_and_the_next_line_answers_it() -> None:
         user.type("yes")
         await user.sees("Deleted.")
     assert user.status == 0
+
+
+async def test_an_input_whose_descriptor_another_file_has_got_is_read_to_its_end() -> None:
+    reading, writing = os.pipe()
+    other, others_end = os.pipe()
+    os.write(writing, b"one\ntwo\nthree\n")
+    os.close(writing)
+    os.write(others_end, b"another's\n")
+    os.close(others_end)
+    with io.TextIOWrapper(io.FileIO(reading), encoding="utf-8") as stream:
+        lines = StdinReader(stream)
+        first = await lines.next()
+        os.dup2(other, reading)  # as after a close, when the next file gets the number
+        assert [first, *[await lines.next() for _ in range(3)]] == ["one", "two", "three", None]
+    os.close(other)
 
 
 async def test_words_that_interrupt_an_answer_have_their_own_answer() -> None:
