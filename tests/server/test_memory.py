@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from tests.app import App
+from tests.app import App, Shown
+from tests.pictures import on_the_wire, png
 from tests.server.test_cli import Announced, server
 from tests.server.wires import WAIT
 
@@ -54,3 +56,30 @@ async def test_queued_frames_take_a_few_mebibytes_at_most(tmp_path: Path) -> Non
         for socket in sockets:
             socket.transport.abort()
     assert growth / len(sockets) < 4 * MIB  # 1.4 here, 20 without a bound; allocators differ
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///sessions.db"])
+async def test_fifty_sessions_with_three_pictures_each_take_little_more_than_the_pictures(
+    tmp_path: Path, store: str
+) -> None:
+    pictures = [png(640, 480, noise=550_000, seed=number) for number in range(3)]
+    look = {"name": "camera.look", "inputSchema": {"type": "object"}, "annotations": {"readOnlyHint": True}}
+    start = {"capabilities": ["images", "tools"], "tools": [look]}
+    device = {"camera.look": lambda _: Shown("three photos", list(map(on_the_wire, pictures)))}
+    settings = {"SESSION_STORE_URL": store, "SUBJECT_TURNS_PER_MIN": "10000"}
+    async with server(tmp_path, **settings) as served, AsyncExitStack() as stack:
+        phones = [App(served.url, f"s-{number}", tools=device, start_fields=start) for number in range(51)]
+        for phone in phones:
+            await stack.enter_async_context(phone)
+        await phones[50].ask("What do you see?")
+        before = resident_kb(served, "VmRSS")
+        for phone in phones[:50]:
+            await phone.ask("What do you see?")
+            assert "I got 3 pictures" in phone.finals()[-1]
+        growth, most = resident_kb(served, "VmRSS") - before, resident_kb(served, "VmHWM") - before
+    given = 50 * sum(map(len, pictures)) // 1_024
+    print(f"{store}: {growth // MIB} MiB more for {given // MIB} MiB of pictures, at most {most // MIB}")  # noqa: T201
+    # A store in memory has the pictures; the process itself holds those of the running turns alone.
+    kept = given if store == "memory://" else 0
+    assert growth < kept + 60 * MIB
