@@ -426,3 +426,26 @@ async def test_two_halves_of_a_sentence_are_one_message(user: PageUser) -> None:
     await user.say("good night")
     await user.answer("good night")
     assert await user.page.locator(".message.user").all_inner_texts() == ["say good morning and good night"]
+
+
+# As soon as the page shows a half sentence, its rest is said.
+HALVES = """(() => {
+  const conversation = document.querySelector("#conversation");
+  const goOn = (_, observer) => {
+    if (!conversation.querySelector(".message.user.partial")) return;
+    observer.disconnect();
+    recognitions[0].hear("hall", true);
+  };
+  new MutationObserver(goOn).observe(conversation, { subtree: true, childList: true, attributes: true });
+  recognitions[0].hear("Switch on the lamp in the", true);
+})()"""
+
+
+async def test_half_a_sentence_is_grey_until_its_rest_is_said(browser: Any, address: str) -> None:
+    async with visiting(browser) as user:
+        await user.page.add_init_script(MEDIA)
+        await user.open(address)
+        await tap(user)
+        await user.page.evaluate(HALVES)
+        await user.page.locator(".card").get_by_text("Switch the lamp in the hall").wait_for()
+        assert await user.page.locator(".message").all_inner_texts() == ["Switch on the lamp in the hall"]
