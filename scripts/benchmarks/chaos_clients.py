@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -212,10 +213,13 @@ class LibraryClient(SimulatedClient):
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.uniform(0, 0.05))
             await self._murmur(client)
-        try:
-            await asyncio.wait_for(self._goes_on.wait(), self._patience_s + LATE_S)
-        except TimeoutError:
-            self._book.blame(self.person, "stuck", "a pause without an end")
+        since = now()
+        while not self._goes_on.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._goes_on.wait(), 1.0)
+            if now() - max(since, self.person.hit_at) > self._patience_s:
+                self._book.blame(self.person, "stuck", "a pause without an end")
+                return
         self.person.note("the voice goes on")
 
     async def _murmur(self, client: Client) -> None:
@@ -289,8 +293,9 @@ class LibraryClient(SimulatedClient):
 
     async def _one_job(self, client: Client) -> bool:
         """Ask for a job and wait for its end; False if the session is stuck."""
-        if self._paused is not None:
-            self._paused.is_interrupted = True  # by the words of the next job
+        if self._paused is not None:  # the words of the next job interrupt it, and what is held behind it
+            for earlier in filter(None, (self._paused, self._job)):
+                earlier.is_interrupted = True
         self._job = job = self._new_job()
         words = transcript(job.number, job.plan)
         try:
