@@ -19,7 +19,7 @@ def is_unfinished(utterance: str, page: Page) -> bool:
     words = page.words(text)
     if not words or _CLOSED.search(text):
         return False
-    if _OPEN.search(text):
+    if len(words) > 1 and _OPEN.search(text):
         return True
     length, complete = (_ending(words, name, page) for name in ("unfinished", "no_unfinished"))
     if _begins_only(words, page):
