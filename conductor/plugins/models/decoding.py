@@ -120,7 +120,7 @@ class SSEParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the data of the next events, without empty ones. Raises `ModelError` for one too large."""
-        if b"\r" in chunk or self._ends_in_cr:  # in JSON it is escaped
+        if b"\r" in chunk or (self._ends_in_cr and chunk):  # in JSON it is escaped
             chunk = self._with_line_feeds(chunk)
         self._pieces.append(chunk)
         self._size += len(chunk)

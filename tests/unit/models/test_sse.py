@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conductor.errors import ModelError
@@ -22,6 +22,7 @@ EVENTS = [b"{}", b"no space", b"two\nlines", "ünïcödé 😀".encode()]
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
     st.sampled_from([b"", b"\xef\xbb\xbf"]),
 )
+@example([113, 113], b"\r\n", b"")  # an empty piece between CR and LF
 def test_cuts_do_not_change_the_events(cuts: list[int], end: bytes, mark: bytes) -> None:
     parser, stream = SSEParser(), mark + STREAM.replace(b"\n", end)
     edges = [0, *sorted(cuts), len(stream)]
