@@ -179,7 +179,7 @@ class Player:
         ended = True
         try:
             async with asyncio.timeout(limit_s):
-                scene.turns.append(await self._client.say(scene.step.say))
+                scene.turns.append(await self._client.say(scene.step.say, images=scene.step.images))
                 self._reach("transcript")
                 if scene.step.rest is not None:
                     await asyncio.sleep(BREATH_S)

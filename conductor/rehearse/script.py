@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from conductor.client.pictures import Shown, wire_pictures
 from conductor.config_file import read_text, validate
 from conductor.errors import ModelFailure, SettingsError
+from conductor.images import MAX_IMAGES
 from conductor.settings import Settings
 
 # Of a file: `record` writes long ones.
@@ -77,6 +79,21 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 
 
+def _read_image(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("it is not the name of a file")
+    try:
+        data = Path(value).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{value} cannot be read: {error.strerror}") from None
+    wire_pictures([data])
+    return data
+
+
+_Images = Annotated[tuple[Annotated[bytes, BeforeValidator(_read_image)], ...], Field(max_length=MAX_IMAGES)]
+"""Files of images, relative to the rehearsal; the server would accept each."""
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -112,10 +129,14 @@ class Reply(_Part):
 
 
 class ToolAnswer(_Part):
-    """A device tool's answer to calls with the arguments ``when``; ``delay`` is in seconds."""
+    """A device tool's answer to calls with the arguments ``when``; ``delay`` is in seconds.
+
+    ``images`` are files.
+    """
 
     when: dict[str, Any] = {}
     result: Any = None
+    images: _Images = ()
     error: str | None = None
     delay: _Seconds = 0
     once: bool = False
@@ -153,7 +174,7 @@ class Answers:
                 await asyncio.sleep(answer.delay)
                 if answer.error is not None:
                     raise RuntimeError(answer.error)
-                return answer.result
+                return Shown(answer.images, answer.result) if answer.images else answer.result
         raise LookupError("This tool has no answer to these arguments.")
 
 
@@ -246,11 +267,13 @@ class StepLimits(_Part):
 class Step(_Part):
     """The person's words, actions and expectations. ``cut`` is the moment to cut the socket.
 
+    ``images`` are files that the words are about.
     ``rest`` is the other half of the sentence, which follows after a pause. ``murmurs`` are words that only
     show that the person listens, each over a speech of the answer: the speech goes on.
     """
 
     say: str
+    images: _Images = ()
     rest: str | None = None
     approve: tuple[Decision, ...] = ()
     interrupt: Interruption | None = None
@@ -364,7 +387,21 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}{line} is not valid YAML: {problem}.") from None
     if not isinstance(document, dict):
         raise SettingsError(f"{path} must be a mapping of fields.")
+    _place_images(document, path.parent.resolve())
     return document
+
+
+def _place_images(document: dict[str, Any], folder: Path) -> None:
+    """Make the names of the steps' and the answers' images absolute."""
+    answers = [answer for tool in _parts(document, "tools") for answer in _parts(tool, "answers")]
+    for part in (*_parts(document, "steps"), *answers):
+        if isinstance(names := part.get("images"), list):
+            part["images"] = [str(folder / name) if isinstance(name, str) else name for name in names]
+
+
+def _parts(value: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    parts = value.get(field)
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
 def _absolute(folder: Path, name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from conductor.models.base import TextDelta
 from conductor.rehearse.player import Backstage, Player
 from conductor.rehearse.script import Rehearsal, holds
 from tests.models import ScriptedProvider
+from tests.pictures import png
 from tests.server.rehearse.conftest import Rehearse
 from tests.serving import serving
 
@@ -235,3 +237,31 @@ def test_a_murmur_lets_the_answer_go_on(rehearse: Rehearse, segments: str) -> No
 def test_words_that_interrupt_are_no_murmur(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(NINE + 'steps: [{say: Go on., murmurs: ["Stop it."], expect: {said: Once}}]')
     assert code == 1 and "1 murmurs did not let the speech go on" in out
+
+
+SEEING = """
+model: demo
+tools:
+  - name: camera.look
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    answers: [{result: a photo, images: [IMAGES]}]
+steps:
+  - say: What do you see?
+    expect: {called: [camera.look], said: "I got a picture .64 by 48 pixels"}
+  - say: What is this?
+    images: [IMAGES]
+    expect: {said: "I got a picture .64 by 48 pixels"}
+"""
+
+
+def test_a_tool_and_words_show_pictures(rehearse: Rehearse, tmp_path: Path) -> None:
+    picture = tmp_path / "photo.png"
+    picture.write_bytes(png(64, 48))
+    code, out, err = rehearse(SEEING.replace("IMAGES", str(picture)))
+    assert (code, err) == (0, ""), out
+    code, _, err = rehearse(SEEING.replace("IMAGES", str(tmp_path / "none.png")))
+    assert code == 2 and "none.png cannot be read: No such file" in err and err.count("\n") == 1
+    picture.write_bytes(png(4_000, 4_000))
+    code, _, err = rehearse(SEEING.replace("IMAGES", str(picture)))
+    assert code == 2 and "4,000 x 4,000 pixels" in err
