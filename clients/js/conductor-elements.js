@@ -207,7 +207,7 @@ function remaining(expiresAt) {
 /**
  * `<conductor-card>`: asks about a call. Set `request`, as `onApproval` gets it, and listen to `decide`, whose `detail`
  * has the `decision` and its options, as `client.decide` takes them. `form(request)` gives the fields to edit the arguments
- * with, as `{ element, value() }`: without it, there is no Edit. Its classes are `card` and, at high risk, `high`.
+ * with, as `{ element, value() }`: without it, there is no Edit. Its classes are `card` and the risk.
  */
 export class ConductorCard extends HTMLElement {
   form = null;
@@ -253,7 +253,7 @@ export class ConductorCard extends HTMLElement {
     const heading = el("h2", { text: title || titled(name), id });
     const danger = el("span", { class: "risk", text: RISKS[risk] ?? risk, id: `${id}-risk` });
     const why = reasons.map((reason, index) => el("p", { text: reason, id: `${id}-${index}` }));
-    this.className = `card ${risk === "high" ? "high" : ""}`;
+    this.className = `card ${risk}`;
     this.tabIndex = -1;
     this.role = "alertdialog"; // is announced, and takes nothing of the page away
     this.setAttribute("aria-labelledby", id);

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.system.web.browser import PageUser, visiting
-from tests.system.web.states import NOTE, SCHEMES, SIZES, STATES, SUM, arrive
+from tests.system.web.states import LAMP, NOTE, SCHEMES, SIZES, STATES, SUM, arrive
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -115,3 +115,19 @@ async def test_suggestions_below_an_answer_take_one_line(user: PageUser, width: 
     await user.resize(width, 844)
     for button in await user.page.locator("#suggestions button").all():
         assert (await button.bounding_box())["height"] < 45
+
+
+async def test_the_colour_of_a_card_tells_its_risk(user: PageUser) -> None:
+    colours = []
+    for words in ("What do you see?", LAMP, NOTE):
+        await user.say(words)
+        risk = user.page.locator(".card .risk")
+        colours.append(
+            (await risk.inner_text(), await risk.evaluate("(text) => getComputedStyle(text).color"))
+        )
+        assert await user.axe("color-contrast") == []
+        await user.page.get_by_role("button", name="Deny").click()
+        await user.answer("I left it")
+        await user.page.locator(".card").wait_for(state="detached")
+    assert [risk for risk, _ in colours] == ["Safe", "Medium risk", "High risk"]
+    assert len({colour for _, colour in colours}) == 3
