@@ -79,7 +79,7 @@ class Clients:
             catalog, specs = services.catalog_name, services.catalog
             log.info("catalog offered", session=session.key.session_id, catalog=catalog, tools=len(specs))
 
-        greeting = "" if resumed or event.resume is not None else event.greeting or ""
+        greeting = event.greeting if event.resume is None and event.greeting is not None else ""
 
         def records() -> list[r.Record]:
             former = session.state.profile

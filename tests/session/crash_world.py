@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from conductor.conversation.phrases import GREETED
 from conductor.errors import Fenced, StoreError, StoreUnavailable
 from conductor.events import client
 from conductor.messages import AssistantMessage, Message, Note, ToolResult, UserMessage
@@ -24,7 +25,7 @@ from conductor.session.session import Session
 from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim
 from conductor.tools.base import CallContext, Toolset, ToolSpec
 from conductor.tools.outcomes import ToolOutcome, succeeded
-from tests.models import Script
+from tests.models import Script, ScriptedProvider
 from tests.session.helpers import (
     SPOKEN,
     App,
@@ -203,6 +204,8 @@ class Phone(App):
 class Walk:
     """A script of the person and the app; ``exact``: nothing that it says depends on the time of a death.
 
+    ``start`` are more fields of ``session.start``, and ``facts`` the app's facts at the end.
+
     ``answers`` are words that a pause must not swallow: each is in the history, or its call has run.
     """
 
@@ -214,6 +217,8 @@ class Walk:
     exact: bool = True
     segments: bool = False
     answers: Mapping[str, str] = field(default_factory=dict)
+    start: Mapping[str, Any] = field(default_factory=dict)
+    facts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,7 @@ class World:
         self.services = replace(services, catalog=CATALOG, speak_segments=walk.segments)
         self.app = Phone(self._answer, self.store)
         self.app.wait_s = 100.0
-        self.app.start_fields = {"capabilities": ["resume", "turns", *walk.capabilities]}
+        self.app.start_fields = {"capabilities": ["resume", "turns", *walk.capabilities], **walk.start}
         self.words: list[str] = []
         self.session: Session
         self._sessions: list[Session] = []
@@ -391,8 +396,21 @@ class World:
                 await session.close()
             await self.app.close()
 
+    def _check_gifts(self) -> None:
+        """Check that each fact stands once, in each request too, and that the greeting was given once."""
+        assert [fact.text for fact in self.session.state.facts] == list(self.walk.facts)
+        assert isinstance(self.services.provider, ScriptedProvider)
+        for request in self.services.provider.requests:
+            notes = [item.text for item in request.messages if isinstance(item, Note) and item.passing]
+            facts = [line for note in notes for line in note.splitlines() if line.startswith("- ")]
+            assert len(notes) <= 1 and len(facts) == len({line.partition(":")[0] for line in facts})
+        if greeting := self.walk.start.get("greeting"):
+            assert [item for item in self.history() if isinstance(item, Note)] == [Note(GREETED)]
+            assert self.app.finals().count(greeting) == 1 or self.relaunches
+
     def check(self) -> Seen:
         """Check the promises that hold after any death, and give the observations."""
+        self._check_gifts()
         state, app = self.session.state, self.app
         assert state.turn is None and not state.queue and not state.questions
         logged = self.history()

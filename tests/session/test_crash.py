@@ -43,6 +43,26 @@ def walk(name: str, script: object, *capabilities: str, **fields: object) -> Wal
     return Walk(name, script, capabilities, **fields)  # type: ignore[arg-type]  # scripts of many shapes
 
 
+async def told_facts(world: World) -> None:
+    """Tell, replace and remove facts: at rest, before a turn and while it runs."""
+
+    def tell(text: str, key: str | None = None) -> None:
+        world.app.send("context.add", {"text": text, "key": key})
+
+    tell("Three items.", "cart")
+    world.say("hello")
+    await world.idle()
+    tell("Four items.", "cart")
+    tell("It rains.")
+    world.say("do")
+    tell("Order 4711.", "screen")
+    await world.idle()
+    tell("", "cart")
+    tell("It rains.")
+    await world.idle()
+    world.say("look")
+
+
 async def interrupted_speech(world: World) -> None:
     world.say("owls")
     await world.until("tts.speak")
@@ -404,6 +424,8 @@ WALKS = [
     walk("a takeover", taken_over, exact=False),
     walk("a release", released, exact=False),
     walk("a cut line", line_cut),
+    walk("facts", told_facts, "context", facts=("Order 4711.", "It rains.")),
+    walk("a greeting", says("hello"), start={"greeting": "Good morning."}),
     walk("a turn that takes too long", says("hang"), exact=False),
 ]
 
