@@ -163,6 +163,24 @@ test("the language of the words, and of the question about them", async () => {
   await client.close();
 });
 
+test("a fact is told without a turn, also over a lost connection, and a bad one throws", async () => {
+  const acknowledged = signal();
+  const sent = [];
+  const onEvent = (direction, { id, type, payload }) => {
+    if (type === "context.add") sent.push(id);
+    if (type === "event.ack" && payload.eventIds.includes(sent.at(-1)) && sent.length > 2) acknowledged.resolve();
+  };
+  const client = open("js-facts", { greeting: "Good morning.", onEvent });
+  client.addContext("Three items.", { key: "cart" });
+  await client.started;
+  client.addContext("Four items.", { key: "cart", ttlS: 60 });
+  client.addContext("A message.", { untrusted: true });
+  await acknowledged.promise;
+  assert.equal(new Set(sent).size, 3);
+  for (const bad of [["x".repeat(2_001)], [""]]) assert.throws(() => client.addContext(...bad), RangeError);
+  await client.close();
+});
+
 test("a tool, its error, and one that is missing", async () => {
   const handlers = {
     "notes.find": async ({ number }, run) => {

@@ -15,6 +15,7 @@ from conductor.client import (
     Client,
     ClientLimits,
     ConnectionLost,
+    Reconnect,
     StartRefused,
     ToolCancelledError,
     UnknownEvent,
@@ -22,8 +23,12 @@ from conductor.client import (
     connect,
 )
 from conductor.events.server import SpeechFinal, SpeechPartial, ToolCallEvent
+from conductor.messages import Note
+from conductor.models.base import TextDelta
 from tests.hasty import SHORT_S, hasten
+from tests.models import ScriptedProvider
 from tests.server.client.extended import play, soon, tool_results
+from tests.serving import serving
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, scripted_server
 
 
@@ -434,3 +439,31 @@ async def test_a_turn_without_an_end_is_bounded_and_ended_by_close() -> None:
                 await turn
         with pytest.raises(ConnectionLost):
             await turn
+
+
+async def test_a_fact_is_sent_until_it_is_acknowledged() -> None:
+    claude = ScriptedProvider([[TextDelta("Four.")]])
+    async with serving(claude) as served:
+        async with connect(served.url, reconnect=Reconnect(first_s=0.01)) as client:
+            await client.add_context("Three items.", key="cart")
+            client.drop()
+            await client.add_context("Four items.", key="cart", ttl_s=60, untrusted=True)
+            result = await (await client.say("How many?")).wait(LIMIT_S)
+            assert result.text == "Four."
+            note, _ = claude.requests[0].messages
+            assert isinstance(note, Note) and note.text.endswith("- cart: Four items.") and note.untrusted
+            for bad in ({"text": "x" * 2_001}, {"text": ""}, {"text": "x", "ttl_s": -1.0}):
+                with pytest.raises(ValueError):
+                    await client.add_context(**bad)  # type: ignore[arg-type]  # wrong on purpose
+        with pytest.raises(ConnectionLost):
+            await client.add_context("Five items.")
+
+
+async def test_a_greeting_and_variables_are_in_the_start() -> None:
+    async with serving(ScriptedProvider([])) as served:
+        async with connect(served.url, greeting="Good morning.", speak=lambda text: None) as client:
+            (session,) = served.listener.registry.sessions
+            assert "Good morning." in str(session.state.log)
+        with pytest.raises(StartRefused, match="no variable"):
+            await connect(served.url, variables={"shop": "Corner"}).start()
+        del client
