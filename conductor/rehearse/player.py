@@ -118,6 +118,7 @@ class Player:
             url,
             locale=rehearsal.locale,
             time_zone=rehearsal.time_zone,
+            variables=rehearsal.variables,
             # A step ends at ``idle``, because the next one may answer a spoken question.
             capabilities=[name for name in (*DEFAULT_CAPABILITIES, *extra) if name != "turns"],
             tools=[tool.declaration for tool in rehearsal.tools],
@@ -179,6 +180,8 @@ class Player:
         ended = True
         try:
             async with asyncio.timeout(limit_s):
+                for fact in scene.step.context:
+                    await self._client.add_context(**fact.model_dump())
                 scene.turns.append(await self._client.say(scene.step.say, images=scene.step.images))
                 self._reach("transcript")
                 if scene.step.rest is not None:
@@ -190,7 +193,7 @@ class Player:
         except TimeoutError:
             scene.problems.append(f"it did not end within {limit_s:g} s")
             ended = False
-        except ClientError as error:
+        except (ClientError, ValueError) as error:  # the latter for a fact that is too long
             scene.problems.append(str(error))
             ended = False
         scene.seconds = loop.time() - start

@@ -264,16 +264,32 @@ class StepLimits(_Part):
     output_tokens: _Count | None = None
 
 
+class ToldFact(_Part):
+    """A fact that the app tells before the words of a step, as in ``context.add``."""
+
+    text: str
+    key: str | None = None
+    ttl_s: _Seconds | None = None
+    untrusted: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, value: Any) -> Any:
+        return {"text": value} if isinstance(value, str) else value
+
+
 class Step(_Part):
     """The person's words, actions and expectations. ``cut`` is the moment to cut the socket.
 
-    ``images`` are files that the words are about.
+    ``images`` are files that the words are about, and ``context`` facts that the app tells before them.
+
     ``rest`` is the other half of the sentence, which follows after a pause. ``murmurs`` are words that only
     show that the person listens, each over a speech of the answer: the speech goes on.
     """
 
     say: str
     images: _Images = ()
+    context: tuple[ToldFact, ...] = ()
     rest: str | None = None
     approve: tuple[Decision, ...] = ()
     interrupt: Interruption | None = None
@@ -324,6 +340,7 @@ class Rehearsal(_Part):
     settings: dict[str, Any] = {}
     locale: str | None = None
     time_zone: str | None = None
+    variables: dict[str, str] | None = None
     cards: bool = True
     segments: bool = False
     tools: tuple[Tool, ...] = ()

@@ -454,16 +454,15 @@ async def test_a_fact_is_sent_until_it_is_acknowledged() -> None:
             assert isinstance(note, Note) and note.text.endswith("- cart: Four items.") and note.untrusted
             for bad in ({"text": "x" * 2_001}, {"text": ""}, {"text": "x", "ttl_s": -1.0}):
                 with pytest.raises(ValueError):
-                    await client.add_context(**bad)  # type: ignore[arg-type]  # wrong on purpose
+                    await client.add_context(**bad)
         with pytest.raises(ConnectionLost):
             await client.add_context("Five items.")
 
 
 async def test_a_greeting_and_variables_are_in_the_start() -> None:
     async with serving(ScriptedProvider([])) as served:
-        async with connect(served.url, greeting="Good morning.", speak=lambda text: None) as client:
+        async with connect(served.url, greeting="Good morning."):
             (session,) = served.listener.registry.sessions
             assert "Good morning." in str(session.state.log)
         with pytest.raises(StartRefused, match="no variable"):
             await connect(served.url, variables={"shop": "Corner"}).start()
-        del client

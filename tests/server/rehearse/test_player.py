@@ -265,3 +265,29 @@ def test_a_tool_and_words_show_pictures(rehearse: Rehearse, tmp_path: Path) -> N
     picture.write_bytes(png(4_000, 4_000))
     code, _, err = rehearse(SEEING.replace("IMAGES", str(picture)))
     assert code == 2 and "4,000 x 4,000 pixels" in err
+
+
+async def test_facts_are_told_before_the_words_of_their_step() -> None:
+    rehearsal = Rehearsal.model_validate(
+        {
+            "steps": [
+                {"say": "How many?", "context": ["It rains.", {"key": "cart", "text": "Three items."}]},
+                {"say": "And now?", "context": [{"key": "cart", "text": ""}]},
+            ]
+        }
+    )
+    provider = ScriptedProvider([[TextDelta("Three.")], [TextDelta("None.")]])
+    async with serving(provider) as served:
+        scenes = await Player(rehearsal, served.url, random.Random(1), Backstage(Counter)).play()
+    assert [scene.problems for scene in scenes] == [[], []]
+    first, second = (str(request.messages) for request in provider.requests)
+    assert "- It rains.\\n- cart: Three items." in first
+    assert "It rains." in second and "Three items." not in second
+
+
+async def test_a_fact_that_is_too_long_is_a_problem_of_its_step() -> None:
+    step = {"say": "Well?", "context": ["x" * 2_001]}
+    async with serving(ScriptedProvider([])) as served:
+        rehearsal = Rehearsal.model_validate({"steps": [step]})
+        (scene,) = await Player(rehearsal, served.url, random.Random(1), Backstage(Counter)).play()
+    assert len(scene.problems) == 1 and "2000" in scene.problems[0]
