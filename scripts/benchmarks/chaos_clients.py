@@ -199,6 +199,8 @@ class LibraryClient(SimulatedClient):
         client = self._client
         while not client.asking and (self._injector.wants_pause() or self._chance.random() < 0.1):
             self._paused = self._book.jobs.get(number) if number is not None else self._job
+            if self._paused is not None and self._paused is not self._job:
+                self._paused.is_interrupted = True  # by the words of the next job, which may be on their way
             await self._pause_voice(client)
             self._paused = None
 
