@@ -34,6 +34,16 @@ function shortResult(call) {
   return (isObject(result) && short(result)) || (typeof result === "string" ? result : JSON.stringify(result)).replace(/\s+/g, " ").slice(0, 120);
 }
 
+/** A picture of a tool. The page takes images from its server alone: this is drawn. */
+async function drawn({ data, mimeType }) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const bitmap = await createImageBitmap(new Blob([bytes], { type: mimeType }));
+  const { width, height } = bitmap;
+  const canvas = el("canvas", { role: "img", "aria-label": "The picture, as the model gets it", width, height });
+  canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  return canvas;
+}
+
 /** Who decided a call, and how; `earlier` is a decision of the person that covers it. */
 function decision({ outcome, response, message }, earlier) {
   if (!outcome) return earlier ? `You allowed it earlier, ${SCOPE[earlier.response.scope]}` : "No question was needed";
@@ -52,6 +62,7 @@ function decision({ outcome, response, message }, earlier) {
 export function callLog({ append, lookUp, looksUp }) {
   let calls = recall("calls", []);
   const lines = new Map();
+  const pictures = new Map(); // by the id of the call, until the page is loaded again
 
   function find(id, name) {
     let call = calls.find((other) => other.id === id);
@@ -124,7 +135,8 @@ export function callLog({ append, lookUp, looksUp }) {
     const words = call.response?.words && call.outcome === "denied" ? `denied: “${call.response.words}”` : (STATUS[call.status] ?? call.status);
     const facts = [words, call.outcome === "edited" && "edited", call.status === "done" && took(call.ms ?? 0)].filter(Boolean).join(" · ");
     const parts = { name: titled(call.name), given: short(call.given ?? call.asked), result: shortResult(call), quiet: facts };
-    details.firstElementChild.replaceChildren(...Object.entries(parts).map(([name, text]) => el("span", { class: name, text })));
+    const spans = Object.entries(parts).map(([name, text]) => el("span", { class: name, text }));
+    details.firstElementChild.replaceChildren(...spans, ...(pictures.get(call.id) ?? []));
     details.querySelector("dl")?.remove();
     if (details.open) details.append(contents(call));
   }
@@ -160,6 +172,12 @@ export function callLog({ append, lookUp, looksUp }) {
 
   return {
     add: ({ direction, event: { type, payload } }) => (direction === "in" ? incoming : outgoing)[type]?.(payload),
+    /** Show the pictures that a call gives. */
+    async show(id, images) {
+      if (!images.length) return;
+      pictures.set(id, await Promise.all(images.map(drawn)));
+      update(find(id), {});
+    },
     /** The line of a call that was kept, or undefined. */
     line: (id) => {
       const call = find(id);
@@ -168,6 +186,7 @@ export function callLog({ append, lookUp, looksUp }) {
     clear() {
       calls = [];
       lines.clear();
+      pictures.clear();
       keep("calls", undefined);
     },
   };

@@ -197,9 +197,15 @@ function onState(name) {
   state.set({ name });
 }
 
+async function run(given, { callId, name }) {
+  const outcome = await answer(name, given);
+  await calls.show(callId, outcome?.images ?? []);
+  return outcome;
+}
+
 function declared() {
   const declarations = ownTools.all().map((tool) => tool.declaration);
-  return [declarations, Object.fromEntries(declarations.map(({ name }) => [name, (given) => answer(name, given)]))];
+  return [declarations, Object.fromEntries(declarations.map(({ name }) => [name, run]))];
 }
 
 function open() {

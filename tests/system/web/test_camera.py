@@ -18,6 +18,11 @@ async def test_the_camera_shows_its_picture_after_a_yes(user: PageUser) -> None:
     await user.answer("I got a picture (")
     said = await user.page.locator(".message.assistant").last.inner_text()
     assert "cannot see it" in said
+    picture = user.page.locator(".call").get_by_role("img")
+    assert (await picture.bounding_box())["width"] == 160
+    colours = "(canvas) => new Set(canvas.getContext('2d').getImageData(0, 0, 640, 480).data).size"
+    assert await picture.evaluate(colours) > 2
+    assert await user.axe() == []
     (shown,) = [result for result in await user.outgoing("tool.result") if "images" in result]
     assert shown["result"] == "A picture from the camera."
     assert [image.partition(",")[0] for image in shown["images"]] == ["[image/jpeg"]
