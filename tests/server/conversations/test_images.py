@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from base64 import b64decode
 from typing import Any
 
 import pytest
 
+from conductor.server.websocket import EventRate
+from conductor.session.inbound import InboundResult
+from conductor.settings import Limits
 from tests.app import Shown
 from tests.dialogues import call, declared, results_of, talking
 from tests.models import AnthropicService, JsonObject, Reply
@@ -147,3 +151,11 @@ async def test_a_late_result_shows_its_image_in_the_next_turn(claude: AnthropicS
         phone.result(asked["payload"]["callId"], Shown("a photo", [on_the_wire(PICTURE)]))
         await phone.until("assistant.speech.final", text="A tree.")
     assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
+
+
+async def test_a_frame_with_images_counts_by_its_size_even_if_it_was_asked_for() -> None:
+    for size, tokens in ((60_000, 0), (3_000_000, 147)):
+        rate = EventRate(Limits(), lambda _: None)
+        rate.settle(InboundResult.EXPECTED)
+        assert await rate.admit(size)
+        assert round(rate.deficit(asyncio.get_running_loop().time())) == tokens
