@@ -283,6 +283,15 @@ class Book:
 
     # -- the model's side
 
+    def _check_facts(self, request: ModelRequest) -> None:
+        """Check that a request has one fact, of its job or an earlier one."""
+        if not request.facts or request.job not in self.jobs:
+            return
+        self.figures["requests with the fact of their job"] += request.facts == (request.job,)
+        if len(request.facts) > 1 or request.facts[0] > request.job:
+            told = f"the request for job {request.job} has the facts of {request.facts}"
+            self.blame(self.jobs[request.job].person, "history", told)
+
     def check_request(self, request: ModelRequest, last: bool) -> None:
         """Check a request's history. ``last``: the model's reply is the job's final answer."""
         self.figures["model requests"] += 1
@@ -303,6 +312,7 @@ class Book:
         for number in request.repeated - self._repeated:
             self._repeated.add(number)
             self.blame(self.jobs[number].person, "history", f"job {number} stands in the history twice")
+        self._check_facts(request)
         if last and request.job in self.jobs:
             self.on_answering(self.jobs[request.job].person)
         for earlier in request.jobs[:-1]:

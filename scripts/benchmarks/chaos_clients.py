@@ -18,6 +18,7 @@ from benchmarks.chaos_jobs import (
     declarations,
     done_job_of,
     draw_plan,
+    fact_of,
     is_parallel,
     job_of,
     transcript,
@@ -304,6 +305,7 @@ class LibraryClient(SimulatedClient):
             if self._chance.random() < 0.25:
                 await self._say_half(client)
             self.person.note(f"-> {words}")
+            await client.add_context(fact_of(job.number), key="job")
             turn = await client.say(words)
             self._injector.soon("transcript sent", self.name)
             barges = self._injector.wants_barge_in() or self._chance.random() < 0.03

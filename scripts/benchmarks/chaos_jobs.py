@@ -117,7 +117,8 @@ class ModelRequest:
     """A request: the jobs in its history with their answers, the results, and the state of the last job.
 
     ``jobs`` are in order. ``answers``: jobs with a final answer; ``repeated``: jobs asked or answered twice.
-    ``consent_last``: a consent follows the last job, without a question.
+    ``consent_last``: a consent follows the last job, without a question. ``facts``: the jobs of the app's
+    facts.
     """
 
     jobs: tuple[int, ...]
@@ -129,6 +130,7 @@ class ModelRequest:
     rounds: int
     over: bool
     consent_last: bool
+    facts: tuple[int, ...] = ()
 
 
 class JobModel:
@@ -160,6 +162,15 @@ class JobModel:
         return Reply(words, calls, delay_s=self._pause_s, first_delay_s=first)
 
 
+def fact_of(job: int) -> str:
+    """Make the fact that an app tells before it asks for a job."""
+    return f"The app asks for job number {job}."
+
+
+FACTS = "[The app reports what holds now."
+_FACT = re.compile(r"The app asks for job number (\d+)\.")
+
+
 def read_request(request: JsonObject) -> ModelRequest:
     """Read a request."""
     messages = request["messages"]
@@ -168,6 +179,7 @@ def read_request(request: JsonObject) -> ModelRequest:
     uses: dict[str, JsonObject] = {}
     results: list[Seen] = []
     plan, rounds, over, consent_last = "", 0, False, False
+    facts: list[int] = []
     for message in messages:
         calls = False
         for block in _blocks(message):
@@ -176,6 +188,8 @@ def read_request(request: JsonObject) -> ModelRequest:
                 calls = True
             elif block["type"] == "tool_result":
                 results.append(_result(block, uses))
+            elif message["role"] == "user" and block["text"].startswith(FACTS):
+                facts += [int(number) for number in _FACT.findall(block["text"])]
             elif message["role"] == "user":
                 over = over and CONTINUE not in block["text"]
                 match = _JOB.search(block["text"])
@@ -201,6 +215,7 @@ def read_request(request: JsonObject) -> ModelRequest:
         rounds,
         over,
         consent_last,
+        tuple(facts),
     )
 
 
