@@ -405,8 +405,12 @@ async def _one_paused_barge_in(
     await asyncio.wait_for(taken.wait(), 10)
     elapsed[f"{name}_words"].append(now() - said_at)
     await service.wait_disconnects(before + 1)
+    writes = asyncio.Event()
+    talker.on_partial = lambda _: writes.set()
+    await asyncio.wait_for(writes.wait(), 10)
     talker.interrupt()
     await service.wait_disconnects(before + 2)
+    talker.on_partial = lambda _: None
     for call_id in talker.unanswered:
         talker.result(call_id, "{}")
     talker.unanswered.clear()
