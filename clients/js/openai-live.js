@@ -10,8 +10,7 @@ const PATIENCE = 12; // quiet times until a voice that says nothing has nothing 
 const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the question again
 const ASKS = 3;
 const TOKENS = 450; // of the 500 that a command may have, since they are estimated
-const FACTS = 6; // of small talk; a new one replaces the oldest
-const FACT_LENGTH = 1_200;
+const [FACTS, FACT_LENGTH] = [6, 1_200]; // of small talk; a new one replaces the oldest
 const UTTERANCES = 200; // that are remembered
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
 const SILENCE = "There is nothing to say to this: it is done, or being worked on already.";
@@ -68,7 +67,9 @@ class Ears {
   /** Whether a fragment begins an utterance. Fragments may come late: what follows without a pause began with what was before. */
   take(side, { delta, start_ms: startMs, end_ms: endMs }) {
     const last = this.of(side).at(-1);
-    const beganMs = last && startMs - last.endMs < QUIET_MS ? last.beganMs : startMs;
+    const follows = last && startMs - last.endMs < QUIET_MS;
+    if (last?.isOpen && !follows) this.ended(Object.assign(last, { isOpen: false }));
+    const beganMs = follows ? last.beganMs : startMs;
     const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, beganMs, isOpen: true, state: "new" };
     if (entry !== last) this.entries = [...this.entries, entry].slice(-UTTERANCES);
     entry.fragments.push({ text: entry.text ? delta : ` ${delta}`, startMs, endMs });
@@ -260,8 +261,7 @@ class Bridge {
     this.#tell();
     const { errors, ending } = await this.#client.say(task.words, { id: task.id && `delegation-${task.id.slice(-100)}` });
     this.#running = this.#running.filter((one) => one !== task);
-    const isLost = ending === "lost" || errors.length > 0;
-    if (!task.isAnswered && isLost) this.#commands.add("commentary", FAILED, task.to);
+    if (!task.isAnswered && (ending === "lost" || errors.length)) this.#commands.add("commentary", FAILED, task.to);
     else if (!task.isAnswered && task.to) this.#commands.add("thinking", SILENCE, task.to);
     this.#next();
   }

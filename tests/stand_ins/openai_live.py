@@ -238,6 +238,6 @@ class LiveService:
             await self._play(session)
         except ConnectionClosed:
             pass
-        except AssertionError as error:
+        except (AssertionError, TimeoutError) as error:
             self.failures.append(error)
-            session.cut()
+            await session.socket.close(DONE)

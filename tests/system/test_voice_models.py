@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
-from tests.system.clients.programs import CLIENTS, node_packages, program, started
+from tests.system.clients.voices import QUIET_MS, converse
 from tests.system.test_javascript_client import address, demo
-
-LONG = 240.0
-"""Bound for hundreds of conversations."""
-QUIET_MS = 120
-"""The silence that ends an utterance here; the fragments of one are sent at once."""
 
 
 @pytest.fixture
@@ -29,17 +22,6 @@ def seed() -> Iterator[int]:
     drawn = random.SystemRandom().randrange(10**6)
     sys.stdout.write(f"seed {drawn}\n")
     yield drawn
-
-
-async def converse(listener: Any, service: LiveService, apps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Run apps with a voice in front; returns what each has seen."""
-    plan = {"voice": service.url, "quietMs": QUIET_MS, "apps": list(apps)}
-    environment = {"NODE_PATH": node_packages(), "VOICES": json.dumps(plan), **address(listener)}
-    command = [program("node"), str(CLIENTS / "voices.js")]
-    async with started(command, environment=environment) as process:
-        output, errors = await asyncio.wait_for(process.communicate(), LONG)
-    assert process.returncode == 0, output.decode() + errors.decode()
-    return {seen["key"]: seen for seen in json.loads(output)}
 
 
 async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
@@ -53,7 +35,7 @@ async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
         await session.socket.close(DONE)
 
     async with demo() as listener, LiveService(play) as service:
-        seen = await converse(listener, service, [{"key": "v-1"}])
+        seen = await converse(address(listener), service, [{"key": "v-1"}])
         (log,) = (session.state.log for session in listener.registry.sessions)
     assert not service.failures and service.sessions[0].refused == []
     assert seen["v-1"]["runs"] == [7]
@@ -199,16 +181,19 @@ async def half_a_value(asked: Asked, draw: random.Random) -> None:
 
 async def lost_voice(asked: Asked, draw: random.Random) -> None:
     """Break the voice session while a good answer is on its way."""
-    _, end = await asked.voice(" Shall I add number #?")
-    await asked.person(YES, end + draw.randint(700, 2000))
-    asked.session.cut()
+    await cut(asked, draw, "cut_voice")
 
 
 async def lost_server(asked: Asked, draw: random.Random) -> None:
     """Break the connection to the server while a good answer is on its way."""
+    await cut(asked, draw, "cut_server")
+
+
+async def cut(asked: Asked, draw: random.Random, code: str) -> None:
+    """Let the app break a connection at the next event, which begins the answer."""
     _, end = await asked.voice(" Shall I add number #?")
+    await asked.session.send("info", code=code, message="test")
     await asked.person(YES, end + draw.randint(700, 2000))
-    await asked.session.send("info", code="cut_server", message="test")
 
 
 async def while_it_is_asked_again(asked: Asked, draw: random.Random) -> None:
@@ -289,7 +274,7 @@ async def consent(timings: int, seed: int) -> None:
 
     apps = [{"key": key, "card": "show" if random.Random(key).random() < 0.7 else ""} for key in scenes]
     async with demo() as listener, LiveService(play) as service:
-        seen = await converse(listener, service, apps)
+        seen = await converse(address(listener), service, apps)
     assert service.failures == []
     approved = {key for key, app in seen.items() if app["runs"]}
     wrong = {scenes[key][0].__name__: key for key in approved if scenes[key][0] is not good}

@@ -47,8 +47,12 @@ async function talk({ key, card }) {
     },
   });
   let joined;
-  /** The stand-in cuts the app's connection to the server, too. */
-  const obey = ({ data }) => JSON.parse(data).code === "cut_server" && sockets.at(-1).terminate();
+  let cut; // the stand-in has a connection cut, at its next event
+  const obey = ({ target, data }) => {
+    if (cut === "cut_server") sockets.at(-1).terminate();
+    if (cut === "cut_voice") target.terminate();
+    cut = JSON.parse(data).code;
+  };
   const over = new Promise((resolve) => {
     const follow = (channel) => {
       channel.on("error", () => {});

@@ -1,0 +1,32 @@
+"""Runs apps with a voice model in front: ``voices.js``, by Node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.stand_ins.openai_live import LiveService
+from tests.system.clients.programs import CLIENTS, node_packages, program, started
+
+LONG = 1200.0
+"""Bound for hundreds of conversations."""
+QUIET_MS = 120
+"""The silence that ends an utterance here; the fragments of one are sent at once."""
+
+
+async def converse(
+    server: Mapping[str, str], service: LiveService, apps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Run apps with a voice in front; returns what each has seen, by its key.
+
+    ``server`` names Conductor in environment variables. An app's ``card`` is "show", "tap" or empty.
+    """
+    plan = {"voice": service.url, "quietMs": QUIET_MS, "apps": list(apps)}
+    environment = {"NODE_PATH": node_packages(), "VOICES": json.dumps(plan), **server}
+    command = [program("node"), str(CLIENTS / "voices.js")]
+    async with started(command, environment=environment) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), LONG)
+    assert process.returncode == 0, output.decode() + errors.decode()
+    return {seen["key"]: seen for seen in json.loads(output)}

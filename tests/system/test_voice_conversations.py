@@ -1,0 +1,193 @@
+"""Conversations with a voice model in front, under cuts of both connections and kills of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT, environment
+from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
+from tests.system.clients.voices import QUIET_MS, converse
+
+sys.path.append(str(ROOT / "scripts"))
+
+from benchmarks.nodes import START_S, Node
+
+pytestmark = pytest.mark.timeout(1500)
+
+SCALE = int(os.environ.get("VOICE_SCALE", "1"))
+"""10 plays 300 conversations, with 60 kills."""
+CONVERSATIONS, KILLS = 30 * SCALE, 6 * SCALE
+ANSWER_S = 60.0
+"""Longer than a server takes to start again."""
+
+
+@dataclass
+class Talk:
+    """A person's conversation: what is asked, and what goes wrong meanwhile."""
+
+    draw: random.Random
+    numbers: list[int]
+    asked: set[int] = field(default_factory=set)
+    answered: list[int] = field(default_factory=list)
+    name: str = ""
+    repeats: int = 0
+
+    async def play(self, session: VoiceSession) -> None:
+        """Go on with the conversation in a voice session."""
+        if self.draw.random() < 0.4:
+            session.cuts = {self.draw.randint(1, 5): self.draw.choice(["before", "after"])}
+        if not self.name:
+            await self._small_talk(session)
+        while len(self.answered) < len(self.numbers):
+            await self._request(session, self.numbers[len(self.answered)])
+        await asyncio.sleep(QUIET_MS / 400)
+
+    async def _small_talk(self, session: VoiceSession) -> None:
+        self.name = f"Ada{self.numbers[0]}"
+        await session.say("person", f" hello, my name is {self.name}", pause_s=self.draw.choice([0, 0, 0.02]))
+        await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
+        await session.say("voice", " Nice to meet you.", at_ms=session.now_ms + 200)
+        await asyncio.sleep(2 * QUIET_MS / 1000)
+
+    async def _request(self, session: VoiceSession, number: int) -> None:
+        if number not in self.asked:
+            self.asked.add(number)
+            await self._ask(session, number)
+        if self.draw.random() < 0.2:
+            await session.send("info", code="cut_server", message="test")
+        if self.draw.random() < 0.1:
+            await session.play(self.draw.uniform(0.05, 0.3))
+        while number not in self.answered:
+            try:
+                command = await asyncio.wait_for(session.commentary.get(), ANSWER_S)
+            except TimeoutError:
+                raise AssertionError(f"no answer to {number} in {session.key}, {session}, {self}") from None
+            await self._hear(session, command.content, number)
+
+    async def _ask(self, session: VoiceSession, number: int) -> None:
+        tool = "notes.add" if number % 3 == 0 else "notes.find"
+        session.now_ms += 1000
+        await session.say("person", f' call {tool} with {{"number": {number}}}')
+        delegates = self.draw.choice([1, 1, 2, 3])
+        for _ in range(delegates):
+            await session.delegate()
+            if self.draw.random() < 0.5:
+                await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
+
+    async def _hear(self, session: VoiceSession, content: str, number: int) -> None:
+        if content.startswith("Ask the person"):
+            _, end = await session.say("voice", f" Shall I add number {number}?", at_ms=session.now_ms + 300)
+            await session.say("person", " yes", at_ms=end + self.draw.randint(700, 2000))
+        elif f"number {number}" in content:
+            self.answered.append(number)
+            if self.draw.random() < 0.8:
+                said = self.draw.choice([content, f"It is {number}.", "Done."])
+                await session.say("voice", f" {said}", at_ms=session.now_ms + 300)
+        elif "say it again" in content:
+            self.repeats += 1
+            await self._ask(session, number)
+
+
+@pytest.fixture
+def seed() -> Iterator[int]:
+    """Draw a seed and print it; pytest shows it with a failure."""
+    drawn = random.SystemRandom().randrange(10**6)
+    sys.stdout.write(f"seed {drawn}\n")
+    yield drawn
+
+
+def exported(store: str) -> dict[str, Any]:
+    """Read the sessions of a store."""
+    command = [sys.executable, "-m", "conductor", "sessions", "export"]
+    run = subprocess.run(
+        command, env=environment(SESSION_STORE_URL=store), capture_output=True, text=True, check=True
+    )
+    documents = map(json.loads, run.stdout.splitlines())
+    return {document["session_id"]: document["state"] for document in documents}
+
+
+class Trouble:
+    """Kills the server in step with the conversations that are over, and starts it again."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.kills = 0
+        self.finished: set[str] = set()
+        self._over = asyncio.Event()
+
+    def finish(self, key: str) -> None:
+        """Count a conversation."""
+        self.finished.add(key)
+        self._over.set()
+
+    async def make(self) -> None:
+        """Spread the kills over four fifths of the conversations."""
+        while self.kills < KILLS:
+            while len(self.finished) * KILLS < (self.kills + 1) * CONVERSATIONS * 0.8:
+                self._over.clear()
+                await self._over.wait()
+            await self.node.kill()
+            self.kills += 1
+            await self.node.start()
+
+
+def check(
+    talk: Talk, sessions: Sequence[VoiceSession], app: Mapping[str, Any], state: Mapping[str, Any]
+) -> None:
+    """Assert that a conversation was answered once, its small talk is known, and no task was done twice."""
+    told = [command for session in sessions for command in session.accepted if command.is_acknowledged]
+    spoken = [command.content for command in told if command.kind == "commentary"]
+    for number in talk.numbers:
+        assert sum(f"answered: number {number}" in content for content in spoken) == 1, spoken
+    assert len({command.event_id for command in told}) == len(told), "an append was acknowledged twice"
+    assert app["runs"] == talk.numbers
+    asked = [message["text"] for message in state["log"] if message["type"] == "user"]
+    assert len(asked) == len(talk.numbers) + talk.repeats, asked
+    assert any(talk.name in fact["text"] for fact in state["facts"]), state["facts"]
+    refusals = {refusal for session in sessions for refusal in session.refused}
+    assert refusals <= {"an audio fixture is active"}
+    assert {*sessions[-1].delegations} <= {command.delegation_id for command in told}
+
+
+async def test_requests_are_answered_once_and_small_talk_is_known(seed: int, tmp_path: Path) -> None:
+    talks = {}
+    for number in range(CONVERSATIONS):
+        draw = random.Random(seed + number)
+        numbers = [1000 + 3 * number + part for part in range(draw.choice([1, 1, 2, 3]))]
+        talks[f"v-{number}"] = Talk(draw, numbers)
+    store = f"sqlite:///{tmp_path / 'sessions.db'}"
+    limits = {"SESSION_RATE_LIMIT_PER_MIN": "100000", "SUBJECT_TURNS_PER_MIN": "1000000"}
+    node = Node("node-1", tmp_path, "--provider", "demo", settings={"SESSION_STORE_URL": store, **limits})
+    trouble = Trouble(node)
+
+    async def play(session: VoiceSession) -> None:
+        await talks[session.key].play(session)
+        trouble.finish(session.key)
+        await session.socket.close(DONE)
+
+    await node.start()
+    making = asyncio.create_task(trouble.make())
+    try:
+        async with LiveService(play) as service:
+            seen = await converse({"CONDUCTOR_URL": node.url}, service, [{"key": key} for key in talks])
+        assert service.failures == [], seed
+        await asyncio.wait_for(making, START_S)
+    finally:
+        making.cancel()
+        await node.stop()
+    states = exported(store)
+    cuts = sum(len(service.of(key)) - 1 for key in talks)
+    sys.stdout.write(f"{len(talks)} conversations, {trouble.kills} kills, {cuts} cuts of the voice\n")
+    for key, talk in talks.items():
+        check(talk, service.of(key), seen[key], states[key])
