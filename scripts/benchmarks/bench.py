@@ -174,7 +174,7 @@ async def _run(options: argparse.Namespace) -> dict[str, ToolMetrics]:
         "speech", partial(scenarios.first_speech, sessions=50, turns=20), SPEAK_SEGMENTS="always"
     )
     await with_server("barge", partial(scenarios.barge_in, times=50))
-    await with_server("pause", partial(scenarios.paused_barge_in, times=100))
+    await with_server("pause", partial(scenarios.paused_barge_in, times=50))
     await with_server("halves", partial(scenarios.whole_sentences, sessions=10, turns=50))
     await with_server("burst", partial(scenarios.first_words, sessions=500))
     if "people" in names:
