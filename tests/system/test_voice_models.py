@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
+from tests.system.clients.programs import CLIENTS, STARTING, missing, started
 from tests.system.clients.voices import QUIET_MS, converse
 from tests.system.test_javascript_client import address, demo
 
@@ -289,3 +291,23 @@ async def test_no_words_from_before_a_question_was_heard_no_echo_and_no_voice_mo
     seed: int,
 ) -> None:
     await consent(418, seed)
+
+
+async def test_the_client_of_the_package_openai_plays_against_the_stand_in() -> None:
+    python = ROOT / "build" / "live" / "bin" / "python"
+    if not python.exists():
+        missing("the package openai (in build/live)")
+
+    async def play(session: VoiceSession) -> None:
+        await session.say("person", " what time is it")
+        await session.delegate()
+
+    async with LiveService(play) as service:
+        url = service.url.removesuffix("/live/sessions")
+        async with started([str(python), str(CLIENTS / "openai_live_client.py"), url]) as process:
+            output, errors = await asyncio.wait_for(process.communicate(), STARTING)
+    assert process.returncode == 0, errors.decode()
+    assert service.sessions[0].refused == []
+    (command,) = service.sessions[0].accepted
+    assert (command.kind, command.delegation_id) == ("commentary", service.sessions[0].delegations[0])
+    assert output.decode().split()[-2:] == ["session.commentary.appended", "session.closed"]
