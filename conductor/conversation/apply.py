@@ -141,7 +141,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
                 played_ms=record.played_ms,
             )
         case r.PauseEnded():
-            state.pause = None
+            _end_pause(state, record)
         case r.JobAccepted() if record.job.call_id in state.late_calls:
             state.late_calls[record.job.call_id] = record.job
         case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
@@ -530,6 +530,13 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 
 
 # -- speech
+
+
+def _end_pause(state: Conversation, record: r.PauseEnded) -> None:
+    paused = state.speeches.get(state.pause.speech_id) if state.pause is not None else None
+    if paused is not None and record.resumes and not record.event_id:
+        paused.resumed_as = record.name
+    state.pause = None
 
 
 def _speak(state: Conversation, turn: Turn | None, speech_text: str, **fields: Any) -> None:

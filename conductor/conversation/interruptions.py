@@ -137,12 +137,23 @@ def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     ]
 
 
-def pause_over(view: View, event_id: str = "", text: str = "") -> list[r.Record]:
-    """Let the paused speech go on, if there is one, after the transcript ``event_id``."""
+def pause_over(view: View) -> list[r.Record]:
+    """Let the paused speech go on, if there is one."""
     pause = view.state.pause
-    if pause is None:
+    return [] if pause is None else [r.PauseEnded(resumes=True, name=pause.name)]
+
+
+def backchannel(view: View, event_id: str, text: str, lang: str) -> list[r.Record]:
+    """Handle words that only show that the person listens: their speech goes on. No records for other words.
+
+    The words may come when the pause is over already, since a recogniser takes its time.
+    """
+    pause = view.state.pause
+    resumed = (s.resumed_as for s in view.state.speeches.values() if s.resumed_as and is_pending(view, s))
+    name = pause.name if pause is not None else next(resumed, None)
+    if name is None or question_stands(view) or not view.gate.is_backchannel(text, lang):
         return []
-    return [r.PauseEnded(resumes=True, event_id=event_id, text=text, name=pause.name)]
+    return [r.PauseEnded(resumes=True, event_id=event_id, text=text, name=name)]
 
 
 def resumes_at(view: View) -> int | None:

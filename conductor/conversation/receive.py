@@ -11,11 +11,11 @@ from conductor.conversation import consent
 from conductor.conversation import records as r
 from conductor.conversation.consent import Refuse, Response
 from conductor.conversation.interruptions import (
+    backchannel,
     barge_in,
     cut_paused,
     pause_over,
     paused,
-    question_stands,
     withdrawn_speeches,
 )
 from conductor.conversation.phrases import (
@@ -140,8 +140,8 @@ _BRACKETED = re.compile(
 
 def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken: Taken) -> Response:
     text, lang = event.text.strip(), event.lang or ""
-    if view.state.pause is not None and not question_stands(view) and view.gate.is_backchannel(text, lang):
-        return pause_over(view, event_id, text)
+    if listened := backchannel(view, event_id, text, lang):
+        return listened
     answer = consent.answer(view, event_id, text, lang)
     if answer is not None:
         return [*cut_paused(view).records, *answer] if isinstance(answer, list) else answer

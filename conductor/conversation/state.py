@@ -193,7 +193,8 @@ class Speech(Part, kw_only=True):
 
     ``text`` is its message up to the end of this speech, ``preceding`` the part before, ``speech_text`` the
     text for the ear. The speeches of one reply share ``reply_id``. ``position`` is the message's place in the
-    log, -1 before it is logged. ``actions`` are the tools that had changed something by then.
+    log, -1 before it is logged. ``actions`` are the tools that had changed something by then. ``resumed_as``
+    is the app's name of a speech whose pause was over before any words came.
     """
 
     id: str
@@ -207,6 +208,7 @@ class Speech(Part, kw_only=True):
     last: bool = True
     question_id: str = ""
     actions: tuple[str, ...] = ()
+    resumed_as: str = ""
 
 
 class Pause(Value, frozen=True, kw_only=True):

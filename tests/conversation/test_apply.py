@@ -1411,6 +1411,19 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.PauseEnded(resumes=False, event_id="e1"),
         {"pause": None, "handled_ids.e1": 0},
     ),
+    (
+        "a pause that ended by time",
+        PAUSED,
+        r.PauseEnded(resumes=True, name="s"),
+        {"pause": None, f"speeches.{SAID_SPEECH}.resumed_as": "s"},
+    ),
+    (
+        "a pause of an unknown speech that ended by time",
+        fold(r.SpeechPaused(event_id="", speech_id="", name=""), state=SAID),
+        r.PauseEnded(resumes=True),
+        {"pause": None},
+    ),
+    ("a second end of a pause", SAID, r.PauseEnded(resumes=True, name="s"), {}),
 ]
 
 

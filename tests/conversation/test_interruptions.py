@@ -105,6 +105,7 @@ PAUSED_IN_TURN = paused(SAID_THEN_CALLED)
 PAUSED_IN_LATER_TURN = paused(fold(STARTED, state=SAID))
 PAUSED_SEGMENTS = paused(SEGMENTS)
 PAUSED_PROMPT = paused(ASKED)
+RESUMED = fold(r.PauseEnded(resumes=True, name="the speech"), state=PAUSED)
 # A reply said what it is about to do, and its call waits for a tap or for a spoken yes.
 ANNOUNCED_WITH_CARD = fold(
     r.ProfileDeclared(CARDS),
@@ -211,6 +212,15 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
         [],
     ),
     ("a backchannel without a pause", SAID, {}, MHM, [changed(STARTS, text="mhm")]),
+    ("a backchannel after a pause that time ended", RESUMED, {}, MHM, [GOES_ON]),
+    ("other words after it", RESUMED, {}, HI, [STARTS]),
+    (
+        "a backchannel after it, once the speech is over",
+        acknowledged(RESUMED),
+        {},
+        MHM,
+        [changed(STARTS, text="mhm")],
+    ),
     # Other words interrupt, with the heard text that the pause told.
     ("words", PAUSED, {}, HI, [CUT, cut(SAID), STARTS]),
     (
