@@ -125,9 +125,10 @@ async def kept_for_two_turns(shelf: Shelf, at: int, when: str) -> bool:
     return died
 
 
-@pytest.mark.parametrize(("at", "when"), FEW)
-async def test_each_image_has_its_two_turns_wherever_a_process_dies(shelf: Shelf, at: int, when: str) -> None:
-    print(f"seed {SEED}")  # noqa: T201 -- to find the places again
+@pytest.mark.parametrize("number", range(len(FEW)))  # all workers of a run collect the same tests
+async def test_each_image_has_its_two_turns_wherever_a_process_dies(shelf: Shelf, number: int) -> None:
+    at, when = FEW[number]
+    print(f"seed {SEED}, {when} commit {at}")  # noqa: T201 -- to find the place again
     await kept_for_two_turns(shelf, at, when)
 
 
