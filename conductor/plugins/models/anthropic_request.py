@@ -15,7 +15,7 @@ from conductor.models.base import ModelRequest, ToolDefinition, folded, limit_of
 from conductor.models.profiles import Thinking
 from conductor.plugins.models.families import Claude
 from conductor.plugins.models.reasoning import digest, received_of, render
-from conductor.plugins.models.rendering import BEGINNING, Json, object_schema, shown, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, object_schema, shown, shown_ids, user_text
 from conductor.plugins.models.tool_names import ToolNameMap
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _render(
         head["system"] = [system]
     first = running_turn(request.messages) if reasoning else sys.maxsize
     while True:
-        key = _History, claude, names, tools, request.system, first, request.images is None
+        key = _History, claude, names, tools, request.system, first, shown_ids(request)
         new = partial(_History, names, claude.provider, head, first, request.images)
         try:
             history = folded(request, key, new)

@@ -19,6 +19,7 @@ from conductor.plugins.models.rendering import (
     encode,
     object_schema,
     shown,
+    shown_ids,
     user_text,
 )
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -151,7 +152,7 @@ class _Assistant(msgspec.Struct, tag_field="role", tag="assistant"):
 
 def _messages(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     running = running_turn(request.messages)
-    key = _History, names, source, running, request.images is None
+    key = _History, names, source, running, shown_ids(request)
     history = folded(request, key, partial(_History, names, source, running, request.images))
     messages = [*history.messages, *history.pending()]
     if not messages or isinstance(messages[0], _Assistant):

@@ -35,7 +35,7 @@ from conductor.plugins.models.reasoning import (
     received_of,
     render,
 )
-from conductor.plugins.models.rendering import BEGINNING, Json, shown, user_text
+from conductor.plugins.models.rendering import BEGINNING, Json, shown, shown_ids, user_text
 from conductor.plugins.models.service_errors import from_event, problem_of, read_problem
 from conductor.plugins.models.thought_filter import ThoughtFilter, ThoughtHabit
 from conductor.plugins.models.tool_names import ToolNameMap
@@ -128,7 +128,7 @@ class _Output(msgspec.Struct, tag_field="type", tag="function_call_output"):
 
 def _input(request: ModelRequest, names: ToolNameMap, source: str) -> list[Any]:
     running = running_turn(request.messages)
-    key = _History, names, source, running, request.images is None
+    key = _History, names, source, running, shown_ids(request)
     history = folded(request, key, partial(_History, names, source, running, request.images))
     return [*history.items] or [_User(BEGINNING)]
 

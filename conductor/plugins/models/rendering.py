@@ -91,6 +91,11 @@ def shown(item: Message, images: Mapping[str, bytes] | None) -> list[tuple[str, 
     ]
 
 
+def shown_ids(request: ModelRequest) -> frozenset[str] | None:
+    """Return which images a rendering depends on: a turn's later request may have more."""
+    return None if request.images is None else frozenset(request.images)
+
+
 def for_eyes(request: ModelRequest, *, sees: bool) -> ModelRequest:
     """Return the request for a model that sees, or for one that does not."""
     return request if sees else replace(request, images=None)

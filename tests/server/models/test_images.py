@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -74,6 +74,28 @@ async def test_a_service_gets_each_image_in_its_form_with_its_bytes(make: Any, m
         found = [b64decode(data) for data in re.findall(r'(?<=[",])[A-Za-z0-9+/]{40,}={0,2}(?=")', text)]
         assert sorted(found) == sorted([PNG, JPEG, WEBP])
         assert text.count("[an image that is no longer shown: image/png, 40 KB]") == 2
+
+
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_an_image_of_a_result_is_in_the_next_request_of_its_turn(make: Any, model: str) -> None:
+    look, again = (
+        AssistantMessage(calls=(ToolCall(key, "camera.look", "{}"),)) for key in ("call_1", "call_2")
+    )
+    one: list[Message] = [UserMessage("Look."), look, ToolResult("call_1", "a photo", images=(FIRST,))]
+    two: list[Message] = [*one, again, ToolResult("call_2", "another", images=(SECOND,))]
+    pictures = dict(TAKEN.pictures)
+    first = replace(REQUEST, messages=one, images={FIRST.id: pictures[FIRST.id]}, kept={})
+    async with make() as service:
+        service.replies += [Reply(text="I look."), Reply(text="A cat.")]
+        provider: ModelProvider = service.provider(model=model)
+        await provider.start()
+        try:
+            await said(provider, first)
+            await said(provider, replace(first, messages=two, images=pictures))  # shares ``kept``
+        finally:
+            await provider.aclose()
+        text = json.dumps(service.requests[-1])
+    assert all(b64encode(pictures[image.id]).decode() in text for image in (FIRST, SECOND))
 
 
 @pytest.mark.parametrize(("make", "model"), BLIND_AT.values(), ids=BLIND_AT)
