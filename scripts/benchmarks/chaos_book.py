@@ -12,7 +12,18 @@ from benchmarks.chaos_jobs import ModelRequest
 from conductor.conversation.phrases import FAILURES
 
 Column = Literal[
-    "lost", "doubled", "shown twice", "unknown?", "stuck", "gave up", "history", "zombie", "untrue"
+    "lost",
+    "doubled",
+    "shown twice",
+    "unknown?",
+    "stuck",
+    "gave up",
+    "history",
+    "zombie",
+    "untrue",
+    "facts",
+    "pictures",
+    "over a question",
 ]
 Row: TypeAlias = tuple[str, str]
 """A fault's kind, and the step of a turn that it fell on."""
@@ -42,6 +53,10 @@ class Job:
     is_superseded: bool = False
     is_blamed: bool = False
     is_lost: bool = False
+    has_fact: bool = False
+    """The app has told a fact about it; the session's earlier jobs had one, too."""
+    has_pictures: bool = False
+    """Its words and its reads come with a picture each."""
     row: Row = NO_FAULT
 
     @property
@@ -121,6 +136,8 @@ class Book:
         self._repeated: set[int] = set()
         self._recorded: set[int] = set()
         """Jobs whose answer was in a history."""
+        self._facts: set[int] = set()
+        self._pictures: set[str] = set()
         self._zombies: list[tuple[Person, Row, str, str]] = []
         self._store_away_at = float("-inf")
 
@@ -284,13 +301,30 @@ class Book:
     # -- the model's side
 
     def _check_facts(self, request: ModelRequest) -> None:
-        """Check that a request has one fact, of its job or an earlier one."""
-        if not request.facts or request.job not in self.jobs:
+        """Check that a request has the fact of its job once, and no other one."""
+        job = self.jobs.get(request.job or 0)
+        if job is None or not job.has_fact:
             return
-        self.figures["requests with the fact of their job"] += request.facts == (request.job,)
-        if len(request.facts) > 1 or request.facts[0] > request.job:
-            told = f"the request for job {request.job} has the facts of {request.facts}"
-            self.blame(self.jobs[request.job].person, "history", told)
+        self._facts.add(job.number)
+        self.figures["facts"] = len(self._facts)
+        self.figures["requests with the fact of their job"] += request.facts == (job.number,)
+        if request.facts != (job.number,):
+            told = f"the request for job {job.number} has the facts of {request.facts}"
+            self.blame(job.person, "facts", told)
+
+    def _check_pictures(self, request: ModelRequest) -> None:
+        """Check that a request shows each picture of two turns, and has a line of text for older ones."""
+        for sight in request.sights:
+            job = self.jobs.get(sight.job)
+            if job is None or not job.has_pictures:
+                continue
+            is_due = sight.turns < 2
+            self._pictures.add(sight.name)
+            self.figures["pictures"] = len(self._pictures)
+            self.figures[f"pictures looked for after {min(sight.turns, 2)}{'+' * (not is_due)} turns"] += 1
+            if (sight.shown, sight.told) != (is_due, not is_due):
+                state = f"shown {sight.shown}, told {sight.told} after {sight.turns} turns"
+                self.blame(job.person, "pictures", f"{sight.name}: {state}")
 
     def check_request(self, request: ModelRequest, last: bool) -> None:
         """Check a request's history. ``last``: the model's reply is the job's final answer."""
@@ -313,6 +347,7 @@ class Book:
             self._repeated.add(number)
             self.blame(self.jobs[number].person, "history", f"job {number} stands in the history twice")
         self._check_facts(request)
+        self._check_pictures(request)
         if last and request.job in self.jobs:
             self.on_answering(self.jobs[request.job].person)
         for earlier in request.jobs[:-1]:

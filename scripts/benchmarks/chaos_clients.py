@@ -12,6 +12,7 @@ import msgspec
 from benchmarks.chaos_book import CLAIMS, Job, Person, now
 from benchmarks.chaos_faults import World
 from benchmarks.chaos_jobs import (
+    ASIDE,
     ORDER,
     READ,
     WRITE,
@@ -21,6 +22,9 @@ from benchmarks.chaos_jobs import (
     fact_of,
     is_parallel,
     job_of,
+    picture_of,
+    read,
+    said,
     transcript,
 )
 from conductor.client import (
@@ -29,6 +33,7 @@ from conductor.client import (
     ClientError,
     ClientLimits,
     Reconnect,
+    Shown,
     Turn,
     WaitTimeout,
     allow,
@@ -202,10 +207,10 @@ class LibraryClient(SimulatedClient):
             self._paused = self._book.jobs.get(number) if number is not None else self._job
             if self._paused is not None and self._paused is not self._job:
                 self._paused.is_interrupted = True  # by the words of the next job, which may be on their way
-            await self._pause_voice(client)
+            await self._pause_voice(client, asks=text.endswith(ASIDE))
             self._paused = None
 
-    async def _pause_voice(self, client: Client) -> None:
+    async def _pause_voice(self, client: Client, *, asks: bool) -> None:
         """Pause the voice until the server lets it go on; words that interrupt it cancel the voice."""
         self._goes_on.clear()
         if not await client.pause(spoken_text=""):
@@ -215,7 +220,7 @@ class LibraryClient(SimulatedClient):
         self._injector.soon("pause sent", self.name)
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.uniform(0, 0.05))
-            await self._murmur(client)
+            await self._murmur(client, asks=asks)
         since = now()
         while not self._goes_on.is_set():
             with contextlib.suppress(TimeoutError):
@@ -225,35 +230,45 @@ class LibraryClient(SimulatedClient):
                 return
         self.person.note("the voice goes on")
 
-    async def _murmur(self, client: Client) -> None:
+    async def _murmur(self, client: Client, *, asks: bool) -> None:
+        """Murmur; the text that is spoken ``asks`` something."""
         try:
             self.person.note("-> Mhm.")
             turn = await client.say("Mhm.")
         except ClientError:
             return
         self._injector.soon("words in a pause sent", self.name)
-        self._murmurs = asyncio.create_task(self._note_murmur(turn, self._job))
+        self._murmurs = asyncio.create_task(self._note_murmur(turn, self._job, asks=asks))
 
-    async def _note_murmur(self, turn: Turn, job: Job | None) -> None:
+    async def _note_murmur(self, turn: Turn, job: Job | None, *, asks: bool) -> None:
         """Note whether a backchannel was one; else it interrupts the job, as other words do."""
+        person = self.person
         try:
             await turn.wait(_LIMITS.resend_s)
         except ClientError:
             pass
         is_resumed = turn.reason == "resumed"
         self._book.figures["backchannels" if is_resumed else "backchannels that interrupted"] += 1
+        self._book.figures["murmurs over a question"] += asks
+        if asks and is_resumed:
+            self._book.blame(
+                person, "over a question", "the voice went on over a murmur that may be an answer"
+            )
         if job is not None and not is_resumed:
             job.is_interrupted = True
 
     # -- the device
 
     def _tool(self, name: str) -> Any:
-        async def run(arguments: dict[str, Any]) -> dict[str, Any]:
+        async def run(arguments: dict[str, Any]) -> Any:
             number = arguments["n"]
             await self._use_device(name, number)
             self._book.note_result(number, self)
             self._injector.soon("result sent", self.name)
-            return {"done": number}
+            result = {"done": number}
+            job = self._book.jobs.get(number // 100)
+            has_picture = name == READ and job is not None and job.has_pictures
+            return Shown([picture_of(read(number))], result) if has_picture else result
 
         return run
 
@@ -301,12 +316,15 @@ class LibraryClient(SimulatedClient):
                 earlier.is_interrupted = True
         self._job = job = self._new_job()
         words = transcript(job.number, job.plan)
+        job.has_pictures = self._chance.random() < 0.4
+        pictures = [picture_of(said(job.number))] if job.has_pictures else []
         try:
             if self._chance.random() < 0.25:
                 await self._say_half(client)
             self.person.note(f"-> {words}")
             await client.add_context(fact_of(job.number), key="job")
-            turn = await client.say(words)
+            job.has_fact = True
+            turn = await client.say(words, images=pictures)
             self._injector.soon("transcript sent", self.name)
             barges = self._injector.wants_barge_in() or self._chance.random() < 0.03
             barging = asyncio.create_task(self._barge_in(client, job)) if barges else None

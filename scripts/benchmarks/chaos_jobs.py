@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import msgspec
 
 from conductor.conversation.phrases import CONTINUE
 from tests.models import Call, JsonObject, Reply
+from tests.pictures import png
 
 READ, WRITE, ORDER = "device.read", "device.write", "device.order"
 """The device's tools: a read, a write that never asks, and one that asks."""
@@ -26,6 +28,8 @@ NOTED = "Noted."
 CONSENT = "Yes."
 REST = "There is a little more to say about it. That is all there is to say."
 """The rest of an answer after its first sentence; the whole answer if that sentence was spoken already."""
+ASIDE = "Is that all right?"
+"""Some answers end in this question. A murmur over it may be an answer, so the voice must not just go on."""
 _NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
@@ -113,6 +117,20 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Sight:
+    """A place in a request where a picture may be: the words of a job, or the result of a read.
+
+    ``turns`` began since then. ``shown``: the picture is there; ``told``: a line of text stands for it.
+    """
+
+    name: str
+    job: int
+    turns: int
+    shown: bool
+    told: bool
+
+
+@dataclass(frozen=True)
 class ModelRequest:
     """A request: the jobs in its history with their answers, the results, and the state of the last job.
 
@@ -131,6 +149,7 @@ class ModelRequest:
     over: bool
     consent_last: bool
     facts: tuple[int, ...] = ()
+    sights: tuple[Sight, ...] = ()
 
 
 class JobModel:
@@ -155,7 +174,8 @@ class JobModel:
         if state.job is None or state.over:
             return Reply(text=NOTED, first_delay_s=first)
         if last:
-            text = REST if state.job in state.answers else f"Job {state.job} is done. {REST}"
+            rest = f"{REST} {ASIDE}" if state.job % 3 == 1 else REST
+            text = REST if state.job in state.answers else f"Job {state.job} is done. {rest}"
             return Reply(text=text, delay_s=self._pause_s, first_delay_s=first)
         words = f"Job {state.job} goes on with round {state.rounds}. {REST}" if state.job % 3 == 0 else ""
         calls = calls_of(state.job, state.rounds, state.plan[state.rounds])
@@ -169,6 +189,50 @@ def fact_of(job: int) -> str:
 
 FACTS = "[The app reports what holds now."
 _FACT = re.compile(r"The app asks for job number (\d+)\.")
+
+
+def said(job: int) -> str:
+    """Name the picture that comes with the words of a job."""
+    return f"said {job}"
+
+
+def read(call: int) -> str:
+    """Name the picture that comes with the result of a read."""
+    return f"read {call}"
+
+
+def picture_of(name: str) -> bytes:
+    """Make a picture that can be told from all others."""
+    return png() + f"<{name}>".encode()
+
+
+_NAME = re.compile(rb"<(\w+ \d+)>$")
+_GONE = "[an image that is no longer shown"
+
+
+def sights_of(messages: Sequence[JsonObject], uses: dict[str, JsonObject]) -> tuple[Sight, ...]:
+    """Find the places where a picture may be, and whether it is there. ``uses`` are the calls by id."""
+    places: list[tuple[str, int, int, str]] = []
+    shown: set[str] = set()
+    turn = 0
+    for block in (block for message in messages if message["role"] == "user" for block in _blocks(message)):
+        if block["type"] == "tool_result":
+            result = _result(block, uses)
+            if result.success and result.tool == "device_read" and result.number is not None:
+                places.append((read(result.number), result.number // 100, turn, _text(block)))
+            shown |= {_name(part) for part in _parts(block) if part["type"] == "image"}
+        elif block["type"] == "image":
+            shown.add(_name(block))
+        elif not block["text"].startswith("["):  # no note of the server
+            turn += 1
+            if (job := job_of(block["text"])) is not None:
+                places.append((said(job), job, turn, block["text"]))
+    return tuple(Sight(name, job, turn - at, name in shown, _GONE in text) for name, job, at, text in places)
+
+
+def _name(image: JsonObject) -> str:
+    found = _NAME.search(b64decode(image["source"]["data"]))
+    return found[1].decode() if found else ""
 
 
 def read_request(request: JsonObject) -> ModelRequest:
@@ -188,6 +252,8 @@ def read_request(request: JsonObject) -> ModelRequest:
                 calls = True
             elif block["type"] == "tool_result":
                 results.append(_result(block, uses))
+            elif block["type"] == "image":
+                continue
             elif message["role"] == "user" and block["text"].startswith(FACTS):
                 facts += [int(number) for number in _FACT.findall(block["text"])]
             elif message["role"] == "user":
@@ -216,6 +282,7 @@ def read_request(request: JsonObject) -> ModelRequest:
         over,
         consent_last,
         tuple(facts),
+        sights_of(messages, uses),
     )
 
 
@@ -227,12 +294,20 @@ def _blocks(message: JsonObject) -> Iterator[JsonObject]:
         yield from content
 
 
+def _parts(result: JsonObject) -> list[JsonObject]:
+    content = result.get("content", "")
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text(result: JsonObject) -> str:
+    return "".join(part["text"] for part in _parts(result) if part["type"] == "text")
+
+
 def _result(block: JsonObject, uses: dict[str, JsonObject]) -> Seen:
     use = uses.get(block["tool_use_id"], {"name": "", "input": {}})
-    content: Any = block.get("content", "")
     try:
-        outcome = msgspec.json.decode(content, type=dict[str, Any])
-    except (msgspec.MsgspecError, TypeError):
+        outcome = msgspec.json.decode(_text(block).partition(f"\n{_GONE}")[0], type=dict[str, Any])
+    except msgspec.MsgspecError:
         outcome = {}
     return Seen(
         block["tool_use_id"],

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, Self
 from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
+from conductor.conversation import apply, interruptions
 from conductor.conversation.apply import advance
 from conductor.conversation.records import Commit, Record
 from conductor.events.envelope import IdGenerator, encode_frame
@@ -209,10 +210,28 @@ def _without(text: str, check: str, instead: str) -> str:
     return text.replace(check, instead)
 
 
+def no_facts() -> None:
+    """Forget the facts of the app when a turn begins."""
+    _patch(apply, "_turn_facts", lambda state, position: None)
+
+
+def old_pictures() -> None:
+    """Show pictures to the model for good."""
+    _patch(apply, "_age_images", lambda state: None)
+
+
+def over_questions() -> None:
+    """Take a murmur for no answer, though the assistant asks something."""
+    _patch(interruptions, "question_stands", lambda view: False)
+
+
 CONTROLS: Mapping[str, Callable[[], None]] = {
     "emit-first": emit_first,
     "new-ids": new_ids,
     "no-fence": no_fence,
+    "no-facts": no_facts,
+    "old-pictures": old_pictures,
+    "over-questions": over_questions,
 }
 """Name -> what patches the classes of this process before it serves."""
 
@@ -221,6 +240,9 @@ SHOWN_BY: Mapping[str, Sequence[Column]] = {
     "new-ids": ("shown twice",),
     # Two owners write one log: what either has recorded may be overwritten, or hold the other up.
     "no-fence": ("zombie", "history", "doubled", "shown twice", "lost", "unknown?", "stuck"),
+    "no-facts": ("facts",),
+    "old-pictures": ("pictures",),
+    "over-questions": ("over a question",),
 }
 """Control -> columns, of which one must have a finding."""
 
