@@ -136,6 +136,8 @@ class LibraryClient(SimulatedClient):
     _client: Client
     _paused: Job | None = None
     """The job whose answer is paused."""
+    _murmured: Job | None = None
+    """The job that was asked for at the last murmur, which ends its turn if it is taken for words."""
 
     def __init__(self, name: str, world: World, seed: str) -> None:
         super().__init__(name, world, seed)
@@ -238,6 +240,7 @@ class LibraryClient(SimulatedClient):
         except ClientError:
             return
         self._injector.soon("words in a pause sent", self.name)
+        self._murmured = self._job
         self._murmurs = asyncio.create_task(self._note_murmur(turn, self._job, asks=asks))
 
     async def _note_murmur(self, turn: Turn, job: Job | None, *, asks: bool) -> None:
@@ -334,6 +337,7 @@ class LibraryClient(SimulatedClient):
                 except WaitTimeout:
                     if self._book.is_silent(job, self._patience_s):
                         raise
+            job.is_interrupted |= turn.reason == "interrupted" and job is self._murmured
             if barging is not None:
                 barging.cancel()
                 await asyncio.wait([barging])
