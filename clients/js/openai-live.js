@@ -21,9 +21,9 @@ const ONE_AT_A_TIME = "By voice one question is asked at a time. Make this call 
 /** Join a client and a channel to a voice session, in the same task as `connect()`. The options are in openai-live.d.ts. */
 export const bridge = (client, channel, options) => new Bridge(client, channel, options);
 
-/** The words of a text without case, accents and signs. */
-const wordsOf = (text) => plain(text).match(/\p{L}+|\p{N}+/gu) ?? [];
-const plain = (text) => text.normalize("NFKD").replace(/\p{M}|(?<=\d),(?=\d{3}(?!\d))/gu, "").toLowerCase();
+/** The words of a text without case, accents of letters and signs, other than those of numbers: `-9.50 €` is no `9`. */
+const wordsOf = (text) => plain(text).match(/(?:(?<![\p{L}\p{N}])[-−])?\p{N}+(?:[.,:]\p{N}+)*|[\p{L}\p{M}]+|[\p{Sc}%]/gu) ?? [];
+const plain = (text) => text.normalize("NFKD").replace(/[\u0300-\u036f]|(?<=\d),(?=\d{3}(?!\d))/gu, "").toLowerCase();
 const placeOf = (words, part) => words.findIndex((_, place) => part.every((word, index) => words[place + index] === word));
 const textOf = (fragments) => fragments.map(({ text }) => text).join("");
 const leavesOf = (value) => (typeof value === "object" && value ? Object.values(value).flatMap(leavesOf) : [String(value ?? "")]);
@@ -33,7 +33,7 @@ function essentials({ arguments: values, prompt }) {
   const all = wordsOf(prompt);
   const parts = leavesOf(values).map(wordsOf).filter((words) => words.length);
   const isSaidAsWritten = parts.length && parts.every((words) => placeOf(all, words) >= 0);
-  return isSaidAsWritten ? parts.sort((one, other) => other.length - one.length) : [wordsOf(prompt.split("?")[0])];
+  return isSaidAsWritten ? parts.sort((one, other) => other.length - one.length) : [wordsOf(prompt.replace(/\?[^?]*$/, ""))];
 }
 
 /** Whether a text has all parts, each at a place of its own. */
@@ -93,8 +93,7 @@ class Commands {
 
   /** Resolves to the time of the voice session at which it was appended, or to null. */
   add(kind, content, delegationId = null, signal) {
-    const id = `bridge-${Math.random().toString(36).slice(2)}`;
-    const event = { type: `session.${kind}.append`, event_id: id, delegation_id: delegationId, content };
+    const event = { type: `session.${kind}.append`, event_id: `bridge-${Math.random().toString(36).slice(2)}`, delegation_id: delegationId, content };
     return new Promise((resolve) => {
       const command = { event, isSent: false };
       command.settle = (timeMs) => {
@@ -102,7 +101,8 @@ class Commands {
         resolve(timeMs);
       };
       this.#waiting.push(command);
-      signal?.addEventListener("abort", () => command.isSent || command.settle(null), { once: true });
+      signal?.addEventListener("abort", () => command.settle(null), { once: true });
+      if (signal?.aborted) command.settle(null);
       this.flush();
     });
   }
@@ -135,7 +135,7 @@ class Commands {
   /** The service's answer to a command. Whether a refusal is no fault: a fixture began while the command was on its way. */
   answered(id, startMs) {
     const command = this.#waiting.find(({ event }) => event.event_id === id);
-    const isForLater = startMs === null && this.#fixture !== null;
+    const isForLater = startMs === null && this.#fixture !== null && Boolean(id?.startsWith("bridge-"));
     if (command && isForLater) command.isSent = false;
     else if (command) command.settle(startMs);
     return isForLater;
@@ -366,8 +366,8 @@ class Bridge {
   /** When the voice had said all that is consented to, on the voice session's time; null if it has not. */
   #heardAt({ fromMs, parts }) {
     const said = fromMs === null ? [] : this.#ears.since(fromMs);
-    const isWhole = (_, index) => !/^[\p{L}\p{N}]/u.test(said[index + 1]?.text ?? "") && holds(textOf(said.slice(0, index + 1)), parts);
-    return said.find(isWhole)?.endMs ?? null;
+    const [all, until] = [wordsOf(textOf(said)), (index) => textOf(said.slice(0, index + 1))];
+    return said.find((_, index) => placeOf(all, wordsOf(until(index))) === 0 && holds(until(index), parts))?.endMs ?? null;
   }
 
   /** Whether an utterance began after the question was heard, in a silence, and is no echo of the voice. */

@@ -74,7 +74,7 @@ async def node_tests(listener: Listener, *files: str, seed: int = 1) -> str:
 
 async def test_it_holds_conversations() -> None:
     async with demo() as listener:
-        await node_tests(listener, "conductor.test.js")
+        await node_tests(listener, "conductor.test.js", "bridge.test.js")
         sessions = {session.key.session_id: session.state.log for session in listener.registry.sessions}
         (told,) = [s for s in listener.registry.sessions if s.key.session_id == "js-facts"]
         facts = [(fact.key, fact.text, fact.untrusted) for fact in told.state.facts]
