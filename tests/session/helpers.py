@@ -40,6 +40,7 @@ from conductor.tools.outcomes import ToolOutcome, succeeded
 from tests.app import App as VoiceApp
 from tests.links import Pipe
 from tests.models import Script, ScriptedProvider
+from tests.seeds import seeded
 from tests.shapes import Event, shape_of
 
 T = TypeVar("T")
@@ -153,7 +154,7 @@ def at_every_step(scenario: Callable[[int], Coroutine[Any, Any, bool]], stride: 
 
     With a ``stride``, only one number of steps of so many is tried, from a random one on.
     """
-    over, after, failures = False, random.randrange(stride), []
+    over, after, failures = False, seeded().randrange(stride), []
     while not over:
         try:
             over = run(scenario(after))

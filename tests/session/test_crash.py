@@ -7,7 +7,6 @@ Each walk is played once to its end, and then once for each of its commits and e
 from __future__ import annotations
 
 import math
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from conductor.conversation.replay import SNAPSHOT_COMMITS
 from conductor.session import commits
+from tests.seeds import seeded
 from tests.session.crash_world import Kill, Walk, World, compare
 from tests.session.helpers import later, run
 
@@ -439,7 +439,7 @@ def deaths(walk: Walk, share: float = 1.0) -> Iterator[tuple[World, str]]:
     undisturbed = World(walk)
     expected = run(undisturbed.play())
     every = list(product(range(1, undisturbed.store.count + 1), KINDS))
-    for at, (kill, relaunch) in random.sample(every, math.ceil(share * len(every))):
+    for at, (kill, relaunch) in seeded().sample(every, math.ceil(share * len(every))):
         world = World(walk, at, kill, relaunch=relaunch)
         name = f"{walk.name}, {kill} commit {at} of {undisturbed.store.count}"
         name += ", relaunched" if relaunch else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from importlib import resources
 from typing import Any
 
@@ -18,6 +17,7 @@ from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer, AnswerKind
 from conductor.tools.outcomes import Risk
 from tests.cpu import least_cpu_s
+from tests.seeds import seeded
 
 
 def ask(
@@ -397,9 +397,10 @@ def test_any_text_is_judged_and_twice_the_same(text: str, arguments: dict[str, A
 def test_no_part_of_a_prompt_that_the_microphone_hears_approves(
     language: str, attempt: int, step: int
 ) -> None:
+    rng = seeded()
     for question in (of(language), of(language, "high"), *MEDIUM_QUESTIONS, HIGH):
         words = prompt(question, attempt).split()
-        for cut in range(random.randrange(step), len(words), step):
+        for cut in range(rng.randrange(step), len(words), step):
             assert kind(" ".join(words[cut:]), question) != "allow"
             assert question.repeat or kind(" ".join(words[: cut + 1]), question) != "allow"
 
