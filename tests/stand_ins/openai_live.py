@@ -127,8 +127,8 @@ class VoiceSession:
         await self.send("session.output_audio.fixture.played")
 
     def cut(self) -> None:
-        """Break the connection."""
-        self.socket.transport.abort()
+        """Break the connection behind what was sent, so that an acknowledgement that was sent has arrived."""
+        self.socket.transport.close()
 
     async def refuse(self, event: Any, why: str) -> None:
         """Answer a command with an error."""

@@ -45,8 +45,6 @@ class Talk:
 
     async def play(self, session: VoiceSession) -> None:
         """Go on with the conversation in a voice session."""
-        if self.draw.random() < 0.4:
-            session.cuts = {self.draw.randint(1, 5): self.draw.choice(["before", "after"])}
         if not self.name:
             await self._small_talk(session)
         while len(self.answered) < len(self.numbers):
@@ -76,6 +74,7 @@ class Talk:
             await self._hear(session, command.content, number)
 
     async def _ask(self, session: VoiceSession, number: int) -> None:
+        session.cuts = {}
         tool = "notes.add" if number % 3 == 0 else "notes.find"
         session.now_ms += 1000
         await session.say("person", f' call {tool} with {{"number": {number}}}')
@@ -84,6 +83,10 @@ class Talk:
             await session.delegate()
             if self.draw.random() < 0.5:
                 await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
+        # What has not reached the app when a voice session breaks is lost, and a person would say it again.
+        await (await session.socket.ping())
+        if self.draw.random() < 0.4:
+            session.cuts = {session.appends + self.draw.randint(1, 4): self.draw.choice(["before", "after"])}
 
     async def _hear(self, session: VoiceSession, content: str, number: int) -> None:
         if content.startswith("Ask the person"):
