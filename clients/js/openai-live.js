@@ -72,7 +72,7 @@ class Ears {
     const beganMs = follows ? last.beganMs : startMs;
     const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, beganMs, isOpen: true, state: "new" };
     if (entry !== last) this.entries = [...this.entries, entry].slice(-UTTERANCES);
-    entry.fragments.push({ text: entry.text ? delta : ` ${delta}`, startMs, endMs });
+    entry.fragments.push({ text: follows || entry.text ? delta : ` ${delta}`, startMs, endMs });
     Object.assign(entry, { text: entry.text + delta, endMs });
     clearTimeout(this.#timers[side]);
     this.#timers[side] = setTimeout(() => this.ended(Object.assign(entry, { isOpen: false })), this.quietMs);
@@ -245,8 +245,7 @@ class Bridge {
   #wordsUntil(offsetMs) {
     const own = this.#ears.of("person").filter(({ startMs }) => startMs <= offsetMs);
     if (!own.length || own.at(-1).state === "asked") return "";
-    const fresh = own.filter(({ state }) => state === "new");
-    const taken = fresh.length ? fresh : own.slice(-1); // a late delegation of what is a fact already
+    const taken = own.filter(({ state }, index) => state === "new" || index === own.length - 1); // the last may be a fact already
     for (const entry of taken) entry.state = "asked";
     return taken.map(({ text }) => text.trim()).join(" ");
   }
@@ -261,7 +260,7 @@ class Bridge {
     this.#tell();
     const { errors, ending } = await this.#client.say(task.words, { id: task.id && `delegation-${task.id.slice(-100)}` });
     this.#running = this.#running.filter((one) => one !== task);
-    if (!task.isAnswered && (ending === "lost" || errors.length)) this.#commands.add("commentary", FAILED, task.to);
+    if (task.id && !task.isAnswered && (ending === "lost" || errors.length)) this.#commands.add("commentary", FAILED, task.to);
     else if (!task.isAnswered && task.to) this.#commands.add("thinking", SILENCE, task.to);
     this.#next();
   }
@@ -290,6 +289,7 @@ class Bridge {
     if (type === "tool.activity") this.#commands.add("thinking", payload.display.slice(0, TOKENS), this.#running[0]?.to);
   };
 
+  #isOnline = () => this.#client.connection === "open";
   #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
   /** What the voice says of a text, or null if it does not take the text. */
   async #give(text, signal, taken) {
@@ -351,14 +351,14 @@ class Bridge {
   /** Have the one question that stands asked until it was heard: what a voice left out, it did not ask. Else the card decides. */
   async #present() {
     const [question, ...others] = this.#questions;
-    if (!question || others.length || question.isAsking) return;
+    if (!question || others.length || question.isAsking || !this.#isOnline()) return; // `connectionIs` asks later
     const { request, signal, hasCard } = question;
     question.isAsking = true;
-    while (question.asks++ < ASKS && !signal.aborted && this.#heardAt(question) === null) {
+    while (question.asks++ < ASKS && this.#isOnline() && !signal.aborted && this.#heardAt(question) === null) {
       await this.#onFloor(() => this.#give(`${ASK} ${request.prompt}`, signal, (timeMs) => (question.fromMs = timeMs)));
     }
     question.isAsking = false;
-    if (hasCard || signal.aborted || this.#heardAt(question) !== null) return;
+    if (hasCard || signal.aborted || !this.#isOnline() || this.#heardAt(question) !== null) return;
     this.#client.decide(request.approvalId, "deny", { words: NOT_ASKED });
     this.#settled(question);
   }
@@ -390,9 +390,9 @@ class Bridge {
         this.#client.send("approval.shown", { approvalId: question.request.approvalId });
         await new Promise((resolve) => setTimeout(resolve, SHOWN_MS));
       }
-      if (counts || !this.#shown.size) this.#run({ id, to: id, words: entry.text.trim() });
-      else entry.state = "new"; // a fact, since the server would take it for an answer
-      if (id && entry.state === "new") this.#commands.add("thinking", SILENCE, id);
+      // What does not count is left out, if the server would take it for an answer, or gets it too late.
+      if (this.#isOnline() && (counts || !this.#shown.size)) this.#run({ to: id, words: entry.text.trim() });
+      else if (id) this.#commands.add("thinking", SILENCE, id);
       const again = (fromMs) => this.#questions[0] === question && question.fromMs === fromMs && this.#askAnew();
       if (question) setTimeout(again, UNSETTLED * this.#options.quietMs, question.fromMs);
     }
