@@ -24,6 +24,7 @@ function joined() {
   const sent = [];
   const channel = new Channel();
   const client = {
+    connection: "open",
     attach: (voice) => (client.voice = voice),
     say: async () => ({ errors: [], ending: "done" }),
     addContext: () => {},
