@@ -43,7 +43,7 @@ RETURN_MS = 60_000
 MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 # Bytes of all notices of a turn together.
 MAX_NOTICES_BYTES = 16_384
-# Turns that see an image, the first one included, and images of a session that are kept.
+# Turns that see an image, the first one included, and images that are kept besides the ones that wait.
 IMAGE_TURNS = 2
 MAX_IMAGES = 9
 # Kinds that are never evicted: they are few, and a turn waits for each.
@@ -241,9 +241,8 @@ def _keep_images(state: Conversation, images: Sequence[Image], *, turns: int = 1
     """Keep images that ``turns`` turns have had; one that waits for its turn is at 0."""
     for image in images:
         state.images[image.id] = turns
-    excess = len(state.images) - MAX_IMAGES
-    if excess > 0:
-        _drop_images(state, [key for key, had in state.images.items() if had][:excess])
+    shown = [key for key, had in state.images.items() if had]
+    _drop_images(state, shown[: max(0, len(shown) - MAX_IMAGES)])
 
 
 def _age_images(state: Conversation) -> None:

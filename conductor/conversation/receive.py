@@ -48,8 +48,8 @@ from conductor.tools.outcomes import (
 )
 
 _RETRY_S = 2.0
-# Halves of a sentence are not joined to more than this.
-_MAX_HALF_CHARS = 2_000
+# Halves of a sentence that have more than this together wait no longer.
+_MAX_HALF_CHARS, _MAX_HALF_IMAGES = 2_000, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _stopped(view: View) -> list[r.Record]:
     if half is None:
         return cut.records
     # It stays in the history, without an answer.
-    started = turn_started(view, "transcript", half.event_id, half.text, lang=half.lang)
+    started = turn_started(view, "transcript", half.event_id, half.text, lang=half.lang, images=half.images)
     return [*cut.records, started, r.TurnEnded(reason="interrupted")]
 
 
@@ -207,7 +207,8 @@ def _hold_until(view: View, words: Input) -> int:
     hold_ms = view.conduct.hold_ms if profile.hold_ms is None else profile.hold_ms
     if not hold_ms or "hints" not in profile.capabilities or view.state.questions:
         return 0
-    is_half = len(words.text) <= _MAX_HALF_CHARS and view.gate.is_unfinished(words.text, words.lang)
+    is_short = len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
+    is_half = is_short and view.gate.is_unfinished(words.text, words.lang)
     return view.now() + hold_ms if is_half else 0
 
 

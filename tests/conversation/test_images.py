@@ -72,6 +72,13 @@ ROWS: list[tuple[str, list[r.Record], dict[str, int], list[str], list[str]]] = [
         [],
         [],
     ),
+    (
+        "a result while nine wait: the running turn sees it",
+        [turn(), r.InputQueued("e2", "hi", images=NINE), *snapped(A)],
+        {**{image.id: 0 for image in NINE}, "a": 1},
+        [],
+        [],
+    ),
     ("a late result that waits", [r.NoticeTaken("", LATE)], {"a": 0}, [], []),
     ("a late result in its turn", [r.NoticeTaken("", LATE), turn()], {"a": 1}, [], []),
     (

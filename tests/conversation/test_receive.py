@@ -36,6 +36,7 @@ from conductor.conversation.state import (
 )
 from conductor.conversation.view import Replay
 from conductor.events import client
+from conductor.messages import Image
 from tests.conversation.build import (
     CARDS,
     CLAIM,
@@ -144,6 +145,10 @@ HASTY = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=0)))
 MILK_AND = client.TranscriptFinal("milk and")
 WAITS_FOR_MORE = r.InputQueued("e1", "milk and", until=NOW + 1_200)
 OTHER_HALF = r.InputQueued("e1", "hi")
+FOUR = tuple(Image(id=key, media_type="image/png", size=9, width=1, height=1) for key in "abcd")
+HALF_SHOWING = fold(
+    r.ProfileDeclared(LISTENS), r.InputQueued("h1", "milk and", until=NOW + 1_000, images=FOUR)
+)
 YES = client.TranscriptFinal("yes")
 ALLOWED = r.QuestionDecided(
     question_id="q1",
@@ -354,6 +359,20 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         HOLDS,
         client.ResponseCancel(),
         [changed(STARTS, event_id="h1", text="milk and"), STOPPED],
+    ),
+    (
+        "a cancel while half a sentence with images waits",
+        HALF_SHOWING,
+        HOLDS,
+        client.ResponseCancel(),
+        [changed(STARTS, event_id="h1", text="milk and", images=FOUR), STOPPED],
+    ),
+    (
+        "half of the rest, of halves with many images: they wait no longer",
+        HALF_SHOWING,
+        HOLDS,
+        MILK_AND,
+        [r.InputQueued("e1", "milk and"), changed(STARTS, text="milk and milk and", images=FOUR)],
     ),
     ("a cancel while other words wait", QUEUED, HOLDS, client.ResponseCancel(), []),
     # A speech that no socket took is withdrawn; one that was sent is cut by an interruption alone.

@@ -13,9 +13,10 @@ from conductor.server.websocket import EventRate
 from conductor.session.inbound import InboundResult
 from conductor.settings import Limits
 from tests.app import Shown
-from tests.dialogues import call, declared, results_of, talking
+from tests.dialogues import begin, call, declared, results_of, talking
 from tests.models import AnthropicService, JsonObject, Reply
 from tests.pictures import JPEG, WEBP, jpeg_of, on_the_wire, png, webp_of
+from tests.serving import provider_for, serving
 
 SNAP = declared("snap", readOnlyHint=True)
 PICTURE = png(640, 480)
@@ -151,6 +152,36 @@ async def test_a_late_result_shows_its_image_in_the_next_turn(claude: AnthropicS
         phone.result(asked["payload"]["callId"], Shown("a photo", [on_the_wire(PICTURE)]))
         await phone.until("assistant.speech.final", text="A tree.")
     assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
+
+
+async def test_images_of_cancelled_halves_leave_room_for_later_ones(claude: AnthropicService) -> None:
+    claude.replies.append(Reply(text="A cat."))
+    three = [on_the_wire(png(seed=number)) for number in range(3)]
+    async with talking(claude, "images", "hints", "cancel", "turns", hold_unfinished=60.0) as phone:
+        for _ in range(4):
+            since = len(phone.log)
+            phone.say("What is this and", images=three)
+            await phone.until("turn.hint", since=since)
+            phone.send("response.cancel", {})
+            await phone.until("turn.ended", since=since)
+        phone.say("What is that?", images=[on_the_wire(PICTURE)])
+        await phone.until("assistant.speech.final")
+    assert images_of(claude.requests[0])[-1] == ("image/png", PICTURE)
+
+
+async def test_a_tool_shows_its_image_while_words_with_images_wait(claude: AnthropicService) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="I see a tree.")]
+    three = [on_the_wire(png(seed=number)) for number in range(3)]
+    async with serving(provider_for(claude), mode="queue") as served, served.phone() as phone:
+        await begin(phone, "images", "resume", tools=[SNAP])
+        phone.say("what do you see?")
+        asked = await phone.until("snap")
+        for number in range(3):
+            event_id = phone.say(f"what is number {number}?", images=three)
+        await phone.until(lambda event: event_id in event["payload"].get("eventIds", ()))
+        phone.result(asked["payload"]["callId"], Shown("a photo", [on_the_wire(PICTURE)]))
+        await phone.until("assistant.speech.final", text="I see a tree.")
+    assert images_of(claude.requests[1]) == [("image/png", PICTURE)]
 
 
 async def test_a_frame_with_images_counts_by_its_size_even_if_it_was_asked_for() -> None:
