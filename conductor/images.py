@@ -76,7 +76,7 @@ def take(pictures: Sequence[Picture | ImageRefused]) -> Taken:
     for number, picture in enumerate(pictures, 1):
         try:
             if number > MAX_IMAGES:
-                raise ImageRefused(f"There are more than {MAX_IMAGES} images; the first ones count.")
+                raise ImageRefused(f"There are more than {MAX_IMAGES} images.")
             if isinstance(picture, ImageRefused):
                 raise picture
             image = checked(picture)

@@ -35,6 +35,9 @@ _TYPES: dict[str, type[ClientEvent]] = {event.TYPE: event for event in get_args(
 _REPORTS = (client.ToolResultEvent.TYPE, client.ToolCancelled.TYPE)
 # Events that may be long: by a result, and by images.
 _LONG = (client.ToolResultEvent.TYPE, client.TranscriptFinal.TYPE)
+_ILLUSTRATED = (client.ToolResultEvent, client.TranscriptFinal)
+# In place of an image that has not the form of one; it is refused in words where images are read.
+_NO_IMAGE = {"mimeType": "", "data": ""}
 _FAULTS_OF_VALUES = {
     "invalid_json": "it is not valid JSON",
     "invalid_utf8": "it is not UTF-8",
@@ -267,13 +270,40 @@ def _check_envelope(value: dict[str, Any], head: _Head) -> dict[str, Any]:
 
 def _convert(payload: dict[str, Any], struct: type[ClientEvent], head: _Head) -> ClientEvent:
     try:
-        event = msgspec.convert(payload, struct)
+        event = msgspec.convert(_with_formed_images(payload, struct), struct)
     except msgspec.ValidationError as error:
         _refuse(f"invalid_payload: {_without_value(str(error))}", head)
     if isinstance(event, client.SessionStart) and event.instructions is not None:
         if len(event.instructions.encode()) > client.MAX_INSTRUCTIONS_BYTES:
             _refuse(f"instructions_too_large:{client.MAX_INSTRUCTIONS_BYTES}", head)
     return event
+
+
+def _with_formed_images(payload: dict[str, Any], struct: type[ClientEvent]) -> dict[str, Any]:
+    """Replace images of another form, which an app may mean otherwise: the words and the result count.
+
+    Null is no image.
+    """
+    if struct in _ILLUSTRATED and "images" in payload:
+        images = payload["images"]
+        given = [] if images is None else images if isinstance(images, list) else [images]
+        return {**payload, "images": [image if _is_image(image) else _NO_IMAGE for image in given]}
+    match payload:
+        case {"resume": {"done": list(done), **resume}} if struct is client.SessionStart:
+            reports = [
+                _with_formed_images(report, client.ToolResultEvent) if isinstance(report, dict) else report
+                for report in done
+            ]
+            return {**payload, "resume": {**resume, "done": reports}}
+    return payload
+
+
+def _is_image(value: Any) -> bool:
+    try:
+        msgspec.convert(value, client.WirePicture)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _without_value(message: str) -> str:

@@ -89,6 +89,65 @@ async def test_the_model_reads_why_an_image_of_a_result_was_refused(
     assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
 
 
+OTHER_FORMS = {
+    "null": None,
+    "a text": "x",
+    "an object": {"url": "http://a/b.png"},
+    "texts": ["http://a/b.png"],
+    "an image without data": [{"mimeType": "image/png"}],
+    "a long type": [{"mimeType": "x" * 65, "data": ""}],
+}
+
+
+@pytest.mark.parametrize("capabilities", [("images",), ()], ids=["with images", "without"])
+@pytest.mark.parametrize("images", OTHER_FORMS.values(), ids=OTHER_FORMS)
+async def test_a_result_counts_whatever_its_images_are(
+    claude: AnthropicService, images: Any, capabilities: tuple[str, ...]
+) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="I see nothing.")]
+    device = {"snap": lambda _: Shown("a photo", images)}
+    async with talking(claude, *capabilities, tools=[SNAP], device=device) as phone:
+        await phone.ask("what do you see?")
+        assert not phone.errors()
+    (read,) = results_of(claude.requests[-1])
+    assert read["success"] and read["data"] == "a photo"
+    assert ("image" in str(read["metadata"].get("notes"))) == bool(capabilities and images)
+
+
+@pytest.mark.parametrize("images", OTHER_FORMS.values(), ids=OTHER_FORMS)
+async def test_a_reconnect_with_images_of_another_form_starts(claude: AnthropicService, images: Any) -> None:
+    claude.replies += [Reply(calls=(call("snap"),)), Reply(text="I see nothing.")]
+    async with talking(claude, "images", "resume", tools=[SNAP]) as phone:
+        phone.say("what do you see?")
+        asked = await phone.until("snap")
+        done = [{"callId": asked["payload"]["callId"], "result": "a photo", "images": images}]
+        phone.send("session.start", {"capabilities": ["images", "resume"], "resume": {"done": done}})
+        await phone.until("assistant.speech.final", text="I see nothing.")
+    (read,) = results_of(claude.requests[-1])
+    assert read["data"] == "a photo"
+
+
+@pytest.mark.parametrize("images", OTHER_FORMS.values(), ids=OTHER_FORMS)
+async def test_words_count_beside_images_of_an_app_without_the_capability(
+    claude: AnthropicService, images: Any
+) -> None:
+    claude.replies.append(Reply(text="Hello."))
+    async with talking(claude, tools=[SNAP]) as phone:
+        phone.send("user.audio.transcript.final", {"text": "hi there", "images": images})
+        await phone.until("assistant.speech.final", text="Hello.")
+        assert not phone.errors()
+
+
+async def test_a_fourth_image_of_a_transcript_is_refused_in_words(claude: AnthropicService) -> None:
+    async with talking(claude, "images") as phone:
+        since = len(phone.log)
+        phone.say("what are these?", images=[on_the_wire(PICTURE)] * 4)
+        await phone.until("state idle", since=since)
+        (error,) = phone.errors()
+    assert (error["code"], error["message"]) == ("invalid_transcript", "There are more than 3 images.")
+    assert not claude.requests
+
+
 async def test_a_transcript_with_a_bad_image_is_refused_in_words(claude: AnthropicService) -> None:
     async with talking(claude, "images") as phone:
         since = len(phone.log)
