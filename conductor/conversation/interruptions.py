@@ -125,6 +125,8 @@ def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     speeches = view.state.speeches.values()
     named = (speech for speech in speeches if event.speech_id in (speech.id, speech.reply_id))
     speech = next((speech for speech in named if is_pending(view, speech)), None) or _interrupted(view)
+    if speech is None and view.state.half is not None:
+        return [r.EventHandled(event_id)]  # the half has cut it; the next words are the other half
     speech_id = speech.id if speech is not None else ""
     return [
         r.SpeechPaused(

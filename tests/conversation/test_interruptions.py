@@ -37,6 +37,7 @@ from tests.conversation.build import (
 from tests.conversation.stories import (
     ASKED,
     BARGED_IN,
+    HALF_SAID,
     LOST,
     NO_ANSWER,
     NOTHING_SENT,
@@ -175,6 +176,13 @@ PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]
         {},
         client.OutputPaused("y", spoken_text="One two"),
         [pause(PAUSED, "y", spoken_text="One two")],
+    ),
+    (
+        "of a speech that half a sentence has cut",
+        HALF_SAID,
+        {},
+        client.OutputPaused("x", spoken_text="One"),
+        [r.EventHandled("e1")],
     ),
     ("that was handled", fold(r.EventHandled("e1"), state=SAID), {}, client.OutputPaused(), []),
 ]

@@ -317,3 +317,17 @@ async def test_a_tap_after_the_pause_cuts_at_once(claude: AnthropicService) -> N
         await phone.until("tts.speak", since=since)
         assert phone.events("audio.output.resume") == []
     assert f"The table is {CUT_HERE}" in heard_by_model(claude)
+
+
+async def test_a_speech_that_half_a_sentence_has_cut_never_goes_on(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text=LONG), Reply(text="Done.")]
+    async with app(claude, "hints", hold_unfinished=60.0) as phone:
+        speech_id = await speech(phone)
+        since = await paused(phone, speech_id, spokenText="The table is")
+        phone.say("No, make it six and")
+        await phone.until("turn.hint", since=since)
+        await paused(phone, speech_id, spokenText="The table is")
+        phone.say("okay")
+        await phone.until("assistant.speech.final", text="Done.")
+        assert not phone.events("audio.output.resume")
+    assert "No, make it six and okay" in heard_by_model(claude)
