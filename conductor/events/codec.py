@@ -38,6 +38,8 @@ _LONG = (client.ToolResultEvent.TYPE, client.TranscriptFinal.TYPE)
 _ILLUSTRATED = (client.ToolResultEvent, client.TranscriptFinal)
 # In place of an image that has not the form of one; it is refused in words where images are read.
 _NO_IMAGE = {"mimeType": "", "data": ""}
+# One more than are taken, so that it is refused; a frame may list hundreds of thousands.
+_MAX_IMAGES = 4
 _FAULTS_OF_VALUES = {
     "invalid_json": "it is not valid JSON",
     "invalid_utf8": "it is not UTF-8",
@@ -287,7 +289,8 @@ def _with_formed_images(payload: dict[str, Any], struct: type[ClientEvent]) -> d
     if struct in _ILLUSTRATED and "images" in payload:
         images = payload["images"]
         given = [] if images is None else images if isinstance(images, list) else [images]
-        return {**payload, "images": [image if _is_image(image) else _NO_IMAGE for image in given]}
+        looked_at = given[:_MAX_IMAGES]
+        return {**payload, "images": [image if _is_image(image) else _NO_IMAGE for image in looked_at]}
     match payload:
         case {"resume": {"done": list(done), **resume}} if struct is client.SessionStart:
             reports = [
