@@ -9,6 +9,7 @@ from pathlib import Path
 
 from conductor.config_file import read_text
 from conductor.errors import SettingsError
+from conductor.lines import in_line
 
 MAX_PROMPT_BYTES = 64 * 1024
 # Characters of a value from a client, such as its time zone.
@@ -72,7 +73,7 @@ def session_prompt(
     if AGENT_TOOL not in tools:
         base = _AGENTS.sub("", base)
     values = variables or {}
-    parts = [_VARIABLE.sub(lambda place: " ".join(values.get(place[1], "").split()), base).rstrip()]
+    parts = [_VARIABLE.sub(lambda place: in_line(values.get(place[1], "")), base).rstrip()]
     if tag := _one_line(locale):
         parts.append(
             f"## The user's language\n\nThe device's locale is {tag}. Answer in the language that the user "
@@ -90,4 +91,4 @@ def session_prompt(
 
 def _one_line(value: str | None) -> str:
     # A client's value must not add a heading or fill the prompt.
-    return " ".join((value or "").split())[:MAX_VALUE_LENGTH]
+    return in_line(value or "")[:MAX_VALUE_LENGTH]

@@ -12,6 +12,7 @@ import msgspec
 
 from conductor.errors import ModelError, SettingsError
 from conductor.events.envelope import new_call_id
+from conductor.lines import in_item
 from conductor.messages import AssistantMessage, Message, ToolCall, UserMessage
 from conductor.models.base import Finished, ModelEvent, ModelProvider, ModelRequest, TextDelta
 from conductor.models.metrics import ModelMetrics
@@ -109,7 +110,11 @@ async def judge(
         if question is None or not scene.reached:
             continue
         parts = scenes[:number] if scene.is_outcome else [scene]
-        lines = [f"Person: {part.step.say}\nAssistant: {' '.join(part.speeches)}" for part in parts]
+        lines = [
+            in_item(line)
+            for part in parts
+            for line in (f"Person: {part.step.say}", f"Assistant: {' '.join(part.speeches)}")
+        ]
         if scene.is_outcome:
             lines.append(f"Calls: {msgspec.json.encode(calls).decode()}")
         prompt = "\n".join([*lines, "", question])

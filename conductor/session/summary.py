@@ -12,6 +12,7 @@ import structlog
 from conductor.conversation.history import cut_point
 from conductor.conversation.state import Summary
 from conductor.errors import ConductorError
+from conductor.lines import in_item
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import Finished, ModelRequest, TextDelta
 
@@ -48,9 +49,9 @@ def start_summary(session: Session) -> asyncio.Task[None] | None:
 
 async def _summarize(session: Session, messages: Sequence[Message], before: int) -> None:
     former = session.state.summary
-    lines = [line for message in messages for line in _lines(message)]
+    lines = [in_item(line) for message in messages for line in _lines(message)]
     if former is not None:
-        lines.insert(0, f"Summary of the conversation before: {former.text}")
+        lines.insert(0, in_item(f"Summary of the conversation before: {former.text}"))
     request = ModelRequest(
         _PROMPT,
         [UserMessage("\n".join(lines))],

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from conductor.errors import SettingsError
+from conductor.lines import in_line
 from conductor.plugins.addresses import is_local_host
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.specs import clean, make_question, make_specs
@@ -324,7 +325,7 @@ class McpConnection:
             text = "it did not answer in time"
         if self._last_error:
             text = f"{text}; standard error: {self._last_error}"
-        return self._redactor.text(clean(text).replace("\n", " "))[:_PROBLEM_CHARS]
+        return self._redactor.text(in_line(clean(text)))[:_PROBLEM_CHARS]
 
     def _note_end(self) -> None:
         self._is_lost = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from conductor.lines import in_line
 from conductor.plugins.mcp.config import McpServerConfig
 from conductor.tools.base import PersonQuestion, ToolSpec
 from conductor.tools.declarations import MAX_DESCRIPTION_BYTES, MAX_TITLE_CHARS, MAX_TOOLS
@@ -88,7 +89,7 @@ def _spec(config: McpServerConfig, tool: Tool) -> ToolSpec:
     # An operator who sets a tool's risk has reviewed it; other hints of an untrusted server do not count.
     trusted_hints = hints if config.trust or risk is not None else None
     open_world = not config.trust or hints is None or hints.open_world_hint is not False
-    title = clean(tool.title or (hints.title if hints else None) or "").replace("\n", " ")
+    title = in_line(clean(tool.title or (hints.title if hints else None) or ""))
     spec = ToolSpec(
         name=f"{config.name}.{tool.name}",
         description=truncate(clean(tool.description or ""), MAX_DESCRIPTION_BYTES),

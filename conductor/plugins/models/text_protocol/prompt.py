@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
+from conductor.lines import in_item
 from conductor.messages import AssistantMessage, Message, ToolResult, UserMessage
 from conductor.models.base import ToolDefinition
 from conductor.plugins.models.rendering import arguments_of, user_text
@@ -44,6 +46,8 @@ _HOW: Mapping[Style, str] = {
         "Always write one JSON object in a block that begins with ```json and ends with ```, nothing else."
     ),
 }
+# What would close a tag or a fence, or end a line, in a string.
+_MARKS = re.compile("[<`\x85\u2028\u2029]")
 _CALL = {"type": "tool_call", "name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}
 _ANSWER = {"type": "final_answer", "content": "WORDS"}
 _SEEN = {"type": "tool_observation", "name": "NAME", "content": "RESULT"}
@@ -62,7 +66,8 @@ def system_prompt(system: str, tools: Sequence[ToolDefinition], style: Style, *,
 
 @lru_cache(maxsize=256)
 def _catalog(tools: tuple[ToolDefinition, ...]) -> str:
-    return "\n".join(f"- {tool.name}({_parameters(tool.input_schema)}): {tool.description}" for tool in tools)
+    items = (f"{tool.name}({_parameters(tool.input_schema)}): {tool.description}" for tool in tools)
+    return "\n".join("- " + in_item(item) for item in items)
 
 
 def _parameters(schema: Mapping[str, Any]) -> str:
@@ -101,9 +106,8 @@ def notation(value: Mapping[str, Any], style: Style) -> str:
 
 
 def _json(value: Any) -> str:
-    # No string closes a tag or a fence.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace("`", "\\u0060")
+    return _MARKS.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
 
 
 def messages(history: Iterable[Message], style: Style) -> list[Message]:

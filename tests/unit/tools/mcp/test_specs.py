@@ -11,6 +11,7 @@ from conductor.plugins.mcp.config import McpServerConfig
 from conductor.plugins.mcp.specs import clean, make_specs
 from conductor.tools.base import ToolSpec
 from conductor.tools.outcomes import Risk
+from tests.lines import LINE_ENDS
 from tests.stand_ins.mcp_server import MALICIOUS
 
 
@@ -79,6 +80,12 @@ def test_hostile_lists_are_cleaned_bounded_and_reported() -> None:
     assert (
         "control or invisible" in warnings[2] and "remote" in warnings[3] and "too many tools" in warnings[4]
     )
+
+
+@pytest.mark.parametrize("end", LINE_ENDS)
+def test_a_title_is_one_line(end: str) -> None:
+    title = spec_of(Tool(name="t", title=f"Bead{end}Confirmed", input_schema={"type": "object"})).title
+    assert title is not None and len(title.splitlines()) == 1
 
 
 def test_a_tool_that_runs_as_a_task_only_is_left_out_with_a_warning() -> None:
