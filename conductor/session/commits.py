@@ -25,6 +25,7 @@ from conductor.conversation.steps import Step, next_step
 from conductor.conversation.turns import ended
 from conductor.conversation.view import View
 from conductor.errors import Conflict, Fenced, Rollback, StoreError
+from conductor.images import NONE_TAKEN, Taken
 from conductor.session.images import Images
 from conductor.session.outbox import Outbox
 from conductor.session.services import SessionObserver
@@ -111,15 +112,18 @@ class Commits:
 
     # -- decisions
 
-    async def decide(self, decision: Callable[[], Response], *, proves: bool = False) -> Response:
+    async def decide(
+        self, decision: Callable[[], Response], *, taken: Taken = NONE_TAKEN, proves: bool = False
+    ) -> Response:
         """Commit a decision about the state as of now; the state does not change in between.
 
-        ``proves``: without records an empty commit is made, which the store refuses to all but the owner.
-        Raises `StoreError`. A cancelled caller does not cancel the commit.
+        ``taken`` has the images of its records. ``proves``: without records an empty commit is made, which
+        the store refuses to all but the owner. Raises `StoreError`. A cancelled caller does not cancel the
+        commit.
         """
         if not self.durable:
-            return await self._decide(decision, proves)
-        task = self._owner.spawn(self._decide(decision, proves))
+            return await self._decide(decision, taken, proves)
+        task = self._owner.spawn(self._decide(decision, taken, proves))
         self._decisions.add(task)
         task.add_done_callback(self._decisions.discard)
         try:
@@ -132,7 +136,7 @@ class Commits:
         finally:
             del task  # its error has this frame, and the frame the task: a cycle
 
-    async def _decide(self, decision: Callable[[], Response], proves: bool) -> Response:
+    async def _decide(self, decision: Callable[[], Response], taken: Taken, proves: bool) -> Response:
         outbox = self._outbox
         async with self._lock:
             if self._is_lost:
@@ -143,7 +147,8 @@ class Commits:
                     await self._settle()
                 response = decision()
                 if isinstance(response, list) and (response or self._preface or proves):
-                    await self._record([*self._preface, *response])
+                    with self._images.holding(taken):
+                        await self._record([*self._preface, *response])
                     self._preface = ()
             except Fenced as error:
                 self.lose(error)
@@ -156,7 +161,12 @@ class Commits:
         return response
 
     async def insist(
-        self, decision: Callable[[], Response], *, report_at: int = 1, gives_up: bool = False
+        self,
+        decision: Callable[[], Response],
+        *,
+        taken: Taken = NONE_TAKEN,
+        report_at: int = 1,
+        gives_up: bool = False,
     ) -> bool:
         """Commit a decision, however long the store is away; False if another process owns the session.
 
@@ -167,7 +177,7 @@ class Commits:
         is_reported = False
         for failure in count(1):
             try:
-                await self.decide(decision)
+                await self.decide(decision, taken=taken)
             except Fenced:
                 return False
             except StoreError as error:

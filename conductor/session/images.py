@@ -24,7 +24,7 @@ class Images:
 
     @contextmanager
     def holding(self, taken: Taken) -> Iterator[None]:
-        """Hold the bytes of images while they are recorded."""
+        """Hold the bytes of images while a commit records them."""
         self._unrecorded.update(taken.pictures)
         try:
             yield

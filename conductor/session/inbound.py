@@ -152,8 +152,7 @@ def _ignore(session: Session, inbound: Inbound) -> InboundResult:
 
 async def record(session: Session, event_id: str, event: object, taken: Taken = NONE_TAKEN) -> Response:
     """Commit the meaning of an event with the images ``taken`` of it. Raises `StoreError`."""
-    with session.images.holding(taken):
-        return await session.commits.decide(lambda: receive(session.view, event_id, event, taken))
+    return await session.commits.decide(lambda: receive(session.view, event_id, event, taken), taken=taken)
 
 
 # -- results
@@ -214,8 +213,7 @@ async def _report(session: Session, event_id: str, event: Report) -> bool:
 
 
 async def _insist_report(session: Session, event_id: str, event: Report, taken: Taken) -> None:
-    with session.images.holding(taken):
-        is_recorded = await session.commits.insist(lambda: receive(session.view, "", event, taken))
+    is_recorded = await session.commits.insist(lambda: receive(session.view, "", event, taken), taken=taken)
     if is_recorded:
         _acknowledge(session, event.call_id)
         session.clients.acknowledge(event_id)
@@ -294,8 +292,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
         return Refuse("rate_limited", _TOO_MANY, wait_s) if wait_s else response
 
     try:
-        with session.images.holding(taken):
-            response = await session.commits.decide(decision)
+        response = await session.commits.decide(decision, taken=taken)
     except StoreError:  # the client sends it again
         if is_counted:
             session.bucket.give_back()
@@ -325,8 +322,7 @@ async def _record_later(
     try:
         while isinstance(response, Later):
             await asyncio.sleep(max(0, response.at - session.view.now()) / 1000)
-            with session.images.holding(taken):
-                response = await session.commits.decide(decision)
+            response = await session.commits.decide(decision, taken=taken)
         session.clients.acknowledge(event_id)
     except StoreError as error:
         session.report_store_failure(error)

@@ -243,9 +243,8 @@ class Loop:
             outcome = await self._outcome(call)
             taken = take(outcome.pictures)
             try:
-                with session.images.holding(taken):
-                    outcome = with_images(outcome, taken)
-                    await session.commits.insist(partial(self._finished, call, outcome))
+                outcome = with_images(outcome, taken)
+                await session.commits.insist(partial(self._finished, call, outcome), taken=taken)
             except Exception:
                 # It has run: without a result it would run again.
                 log.exception("result not recorded", session=session.key.session_id, tool=call.name)
