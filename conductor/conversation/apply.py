@@ -458,6 +458,9 @@ def _end(state: Conversation, record: r.TurnEnded, at: int) -> None:
         if question_id in state.questions:
             _close(state, state.questions[question_id], "superseded", at)
     _close_round(state)
+    if record.continues and (words := state.unanswered) is not None:
+        del state.log[-1]
+        state.queue.append(words)
     turn, state.turn = state.turn, None
     text = " ".join(part for part in (record.text, record.apology) if part)
     if turn is None or not text:

@@ -73,7 +73,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield _state(state, "state", record.state)
         case r.TurnStarted() if record.text:  # in a turn about notices it would stop the transcriber
             yield _state(state, "opening", "thinking")
-            yield _message(state, "user", record.text)
+            yield _message(state, "user", record.text[record.shown :].strip())
         case r.InputQueued() if record.until:
             if state.turn is None:  # the microphone has to be open for the other half
                 yield _state(state, "idle", "idle")
@@ -97,7 +97,7 @@ def _payloads(  # noqa: C901 -- a branch a record
             yield from _activity(state, record, 0)
         case r.TurnEnded():
             yield from _end(state, record)
-            if turn is not None and "turns" in state.profile.capabilities:
+            if turn is not None and not record.continues and "turns" in state.profile.capabilities:
                 for number, event_id in enumerate(turn.transcripts):
                     yield SLOTS["ended"] + number, "ended", TurnEndedEvent(turn.id, event_id, record.reason)
         case r.QuestionsAsked():

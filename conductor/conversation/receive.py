@@ -32,7 +32,7 @@ from conductor.conversation.state import (
     Notice,
     Profile,
 )
-from conductor.conversation.turns import ended, remembered, turn_started
+from conductor.conversation.turns import ended, remembered, turn_about
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
 from conductor.images import NONE_TAKEN, Taken
@@ -48,7 +48,7 @@ from conductor.tools.outcomes import (
 )
 
 _RETRY_S = 2.0
-# Halves of a sentence that have more than this together wait no longer.
+# Halves of a sentence that have more than this together do not go on.
 _MAX_HALF_CHARS, _MAX_HALF_IMAGES = 2_000, 3
 
 
@@ -110,8 +110,7 @@ def _stopped(view: View) -> list[r.Record]:
     if half is None:
         return cut.records
     # It stays in the history, without an answer.
-    started = turn_started(view, "transcript", half.event_id, half.text, lang=half.lang, images=half.images)
-    return [*cut.records, started, r.TurnEnded(reason="interrupted")]
+    return [*cut.records, turn_about(view, half), r.TurnEnded(reason="interrupted")]
 
 
 def was_handled(state: Conversation, event_id: str, event: object) -> bool:
@@ -167,20 +166,22 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
     if view.state.turn is not None:
         unclear = r.AnswerUnclear(question_id=question_id, event_id=event_id, text=text, counts=False)
         return [*cut.records, unclear]
-    started = turn_started(view, "transcript", event_id, text, lang=event.lang or "")
+    started = turn_about(view, Input(event_id=event_id, text=text, lang=event.lang or ""))
     return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 
 def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Image, ...] = ()) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
-    state, half, cut = view.state, view.state.half, cut_paused(view)
+    state, cut = view.state, cut_paused(view)
     words = Input(event_id=event_id, text=text, lang=lang, images=images)
-    whole = half.continued_by(words) if half is not None else words
-    until = _hold_until(view, whole)
     # An unanswered question is superseded in every mode.
     replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
     supersedes = state.turn is not None and replaces
-    others = len(state.queue) - (half is not None)
+    begun = _continued(view) if supersedes else None
+    half = begun or state.half
+    whole = half.continued_by(words) if half is not None else words
+    until = _hold_until(view, whole)
+    others = len(state.queue) - (state.half is not None)
     waits = view.live.stop.is_suspended or others > 0 or (state.turn is not None and not supersedes)
     if (waits or until) and others >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
@@ -192,24 +193,37 @@ def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Im
     if supersedes or (view.conduct.cancels and not waits):
         records = [*records, *withdrawn_speeches(view)]
     if supersedes:
-        records.append(ended(view, "interrupted", heard_prefix=cut.heard_prefix, follow=True))
+        end = ended(view, "interrupted", heard_prefix=cut.heard_prefix, follow=True)
+        records.append(end if begun is None else replace(end, text="", continues=True))
     if waits or until or half is not None:
         records = [*records, queued]
     if waits or until:
         return records
-    started = turn_started(view, "transcript", event_id, whole.text, lang=whole.lang, images=whole.images)
-    return [*records, *remembered(view, whole.text), started]
+    return [*records, *remembered(view, whole.text), turn_about(view, whole)]
+
+
+def _continued(view: View) -> Input | None:
+    """Return the words of the running turn if the next ones begin soon after, and it has brought nothing yet.
+
+    Both are then one sentence, wherever the recogniser has ended its transcript.
+    """
+    turn, words, hold_ms = view.state.turn, view.state.unanswered, view.hold_ms
+    if turn is None or words is None or not hold_ms or not _may_go_on(words):
+        return None
+    is_soon = view.live.speech.utterance_began < turn.started_at + hold_ms
+    return words if is_soon else None
 
 
 def _hold_until(view: View, words: Input) -> int:
     """Return until when words wait for their other half; 0 if they are whole, or an answer."""
-    profile = view.state.profile
-    hold_ms = view.conduct.hold_ms if profile.hold_ms is None else profile.hold_ms
-    if not hold_ms or "hints" not in profile.capabilities or view.state.questions:
+    if not view.hold_ms or view.state.questions:
         return 0
-    is_short = len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
-    is_half = is_short and view.gate.is_unfinished(words.text, words.lang)
-    return view.now() + hold_ms if is_half else 0
+    is_half = _may_go_on(words) and view.gate.is_unfinished(words.text, words.lang)
+    return view.now() + view.hold_ms if is_half else 0
+
+
+def _may_go_on(words: Input) -> bool:
+    return len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
 
 
 # -- results

@@ -134,7 +134,8 @@ class ContextAdded(Fact, frozen=True):
 class TurnStarted(Fact, frozen=True, kw_only=True):
     """A turn started: about ``text``, about the notices, or about the call of a ``tool`` by a program.
 
-    Messages before the position ``trim`` are dropped; ``summary`` covers them.
+    Messages before the position ``trim`` are dropped; ``summary`` covers them. The app shows the first
+    ``shown`` characters of the text already.
     """
 
     cause: Cause
@@ -146,6 +147,7 @@ class TurnStarted(Fact, frozen=True, kw_only=True):
     summary: Summary | None = None
     lang: str = ""
     images: tuple[Image, ...] = ()
+    shown: int = 0
 
 
 class SegmentSpoken(Fact, frozen=True):
@@ -223,7 +225,8 @@ class TurnEnded(Fact, frozen=True, kw_only=True):
     ``results`` finish the open calls; the app must cancel the device calls ``cancelled``. The questions
     ``superseded`` close. ``text`` stays of an unfinished reply. After a failure with the code ``error`` the
     ``apology`` is shown, and ``speech_text`` for the ear. ``follows``: another turn starts at once, without
-    ``idle``.
+    ``idle``. ``continues``: it had brought nothing yet, and the next words continue its words, which wait for
+    them as half a sentence does.
     """
 
     reason: EndReason
@@ -236,6 +239,7 @@ class TurnEnded(Fact, frozen=True, kw_only=True):
     apology: str = ""
     speech_text: str = ""
     follows: bool = False
+    continues: bool = False
 
 
 # -- questions

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from conductor.messages import Image, Message, Note, ToolResult
+from conductor.messages import Image, Message, Note, ToolResult, UserMessage
 from conductor.tools.outcomes import Caution, Effect, OnInterrupt, Outcome, Risk, Scope
 
 # Notices that wait in a session.
@@ -254,7 +254,7 @@ class Input(Value, frozen=True, kw_only=True):
     """A transcript that waits for its turn.
 
     ``until``: it is half a sentence, and waits until then for the other half. ``earlier`` are the transcripts
-    of the halves before it, whose words the ``text`` has, too.
+    of the halves before it, whose words the ``text`` has, too. The app shows ``shown`` characters of it.
     """
 
     event_id: str
@@ -263,6 +263,7 @@ class Input(Value, frozen=True, kw_only=True):
     until: int = 0
     earlier: tuple[str, ...] = ()
     images: tuple[Image, ...] = ()
+    shown: int = 0
 
     def continued_by(self, other: Input) -> Input:
         """Make one transcript of this half and the one after it."""
@@ -272,6 +273,7 @@ class Input(Value, frozen=True, kw_only=True):
             lang=other.lang or self.lang,
             earlier=(*self.earlier, self.event_id),
             images=(*self.images, *other.images),
+            shown=self.shown,
         )
 
 
@@ -421,6 +423,24 @@ class Conversation(Part, kw_only=True):
     def half(self) -> Input | None:
         """The half of a sentence that the next words continue."""
         return self.queue[-1] if self.queue and self.queue[-1].until else None
+
+    @property
+    def unanswered(self) -> Input | None:
+        """The words of the running turn, as they would wait for more; None once it has brought anything."""
+        turn, said = self.turn, self.log[-1] if self.log else None
+        if turn is None or turn.cause != "transcript" or turn.reply_text or turn.bridged:
+            return None
+        if not isinstance(said, UserMessage) or not turn.transcripts:
+            return None
+        return Input(
+            event_id=turn.transcripts[-1],
+            text=said.text,
+            lang=turn.lang,
+            until=turn.started_at,
+            earlier=tuple(turn.transcripts[:-1]),
+            images=said.images,
+            shown=len(said.text),
+        )
 
     @property
     def is_new(self) -> bool:

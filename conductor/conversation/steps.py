@@ -16,7 +16,7 @@ from conductor.conversation.records import (
     TurnEnded,
 )
 from conductor.conversation.state import Call
-from conductor.conversation.turns import ended, remembered, spoken, turn_started
+from conductor.conversation.turns import ended, remembered, spoken, turn_about, turn_started
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.messages import ToolCall
 from conductor.tools.outcomes import interrupted_outcome
@@ -93,9 +93,7 @@ def _begin(view: View) -> Step:
         waiting = state.queue[0]
         if view.is_held(waiting):
             return AwaitResults()
-        started = turn_started(
-            view, "transcript", waiting.event_id, waiting.text, lang=waiting.lang, images=waiting.images
-        )
+        started = turn_about(view, waiting)
         if view.conduct.cancels and len(state.queue) > 1:
             # The person has spoken again: earlier words stay in the history, and only the last are answered.
             return [started, TurnEnded(reason="interrupted", follows=not view.is_held(state.queue[1]))]

@@ -6,7 +6,7 @@ from conductor.conversation import records as r
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_SOMEWHERE, marked
 from conductor.conversation.history import cut_point
 from conductor.conversation.phrases import CUT_OFF, SpokenFailure, name_for_the_ear
-from conductor.conversation.state import Call, Cause, Notice, Speech, Turn
+from conductor.conversation.state import Call, Cause, Input, Notice, Speech, Turn
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.errors import ErrorCode
 from conductor.events.server import EndReason
@@ -33,6 +33,7 @@ def turn_started(
     tool: str = "",
     lang: str = "",
     images: tuple[Image, ...] = (),
+    shown: int = 0,
 ) -> r.TurnStarted:
     """Make the start of a turn; it drops the old part of a long history."""
     state = view.state
@@ -53,6 +54,20 @@ def turn_started(
         summary=summary,
         lang=lang,
         images=images,
+        shown=shown,
+    )
+
+
+def turn_about(view: View, words: Input) -> r.TurnStarted:
+    """Make the start of a turn about the person's words."""
+    return turn_started(
+        view,
+        "transcript",
+        words.event_id,
+        words.text,
+        lang=words.lang,
+        images=words.images,
+        shown=words.shown,
     )
 
 

@@ -223,6 +223,13 @@ class View:
             return False
         return not self.is_held(self.state.queue[0])
 
+    @property
+    def hold_ms(self) -> int:
+        """How long half a sentence waits for the other half; 0 for an app that cannot listen on."""
+        profile = self.state.profile
+        hold_ms = self.conduct.hold_ms if profile.hold_ms is None else profile.hold_ms
+        return hold_ms if "hints" in profile.capabilities else 0
+
     def held_until(self, waiting: Input) -> int:
         """Return until when a transcript waits for its other half, which may be under way; else 0."""
         if not waiting.until or self.live.stop.draining:

@@ -97,6 +97,8 @@ class Recording:
                 step.speeches.append(record.speech_text)
             case r.PromptSpoken():
                 step.speeches.append(record.text)
+            case r.TurnEnded(continues=True):  # the next turn has its words, too
+                self.steps.remove(step)
             case r.TurnEnded() if record.reason != "answered":
                 step.is_answered = False
         # The end of a turn without a text interrupts no speech.

@@ -73,6 +73,7 @@ NOTHING_SENT: Facts = {"was_sent": ()}
 FOR_ANOTHER: Facts = {"is_suspended": True}
 OWLS: Facts = {"memories": "Likes owls."}
 REMEMBERED = r.NoticeTaken("", Notice(text="Likes owls.", untrusted=True, late=True))
+CONTINUES = r.TurnEnded(reason="interrupted", follows=True, continues=True)
 STOPPED = r.TurnEnded(reason="interrupted")
 BARGED_IN = r.TurnEnded(reason="interrupted", event_id="e1")
 NO_ANSWER = finished("c1", "approval_timeout", tool="", source="", reason="superseded")

@@ -447,6 +447,15 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.InputQueued("e1", "hi"),
         {"queue+": [Input(event_id="e1", text="hi")], "handled_ids.e1": 0xD8932AAC},
     ),
+    (
+        "the other half of words that are shown",
+        fold(STARTED, r.TurnEnded(reason="interrupted", continues=True)),
+        r.InputQueued("e2", "hi"),
+        {
+            "queue": [Input(event_id="e2", text="go hi", earlier=("words-1",), shown=2)],
+            "handled_ids.e2": 0xD8932AAC,
+        },
+    ),
     ("a notice", EMPTY, r.NoticeTaken("e1", NEWS), {"notices+": [NEWS], "handled_ids.e1": 0}),
     ("a notice that waits already", noticed(NEWS), r.NoticeTaken("", NEWS), {}),
     ("a late result like another", noticed(RESULT), r.NoticeTaken("", RESULT), {"notices+": [RESULT]}),

@@ -670,6 +670,16 @@ HALVES: list[Row] = [
         [THINKING, message("user", "milk and hi")],
     ),
     (
+        "words that continue others, which are shown",
+        fold(r.ProfileDeclared(Profile(capabilities=("turns",))), changed(STARTED, text="milk")),
+        [
+            r.TurnEnded(reason="interrupted", follows=True, continues=True),
+            r.InputQueued("e1", "hi"),
+            changed(STARTED, event_id="e1", text="milk hi", shown=4),
+        ],
+        [THINKING, message("user", "hi")],
+    ),
+    (
         "the end of the turn of two halves",
         fold(
             r.ProfileDeclared(Profile(capabilities=("turns",))),

@@ -60,6 +60,7 @@ from tests.conversation.stories import (
     BEFORE_INPUT,
     CALLED,
     CALLED_TO_READ,
+    CONTINUES,
     DONE,
     FOR_ANOTHER,
     HALF,
@@ -142,8 +143,13 @@ HOLDS: Facts = {"conduct": HOLDING}
 LISTENING = fold(r.ProfileDeclared(LISTENS))
 PATIENT = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=500)))
 HASTY = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=0)))
+BEGUN = fold(STARTED, state=LISTENING)
+NEWS = r.TurnStarted(cause="news", limit_ms=120_000)
+GO_HI = changed(STARTS, text="go hi", shown=2)
+AFTER_A_WHILE: Facts = {**HOLDS, "now": NOW + 2_000, "utterance_began": NOW + 1_200}
 MILK_AND = client.TranscriptFinal("milk and")
 WAITS_FOR_MORE = r.InputQueued("e1", "milk and", until=NOW + 1_200)
+WAITS_AFTER_A_WHILE = changed(WAITS_FOR_MORE, until=NOW + 3_200)
 OTHER_HALF = r.InputQueued("e1", "hi")
 FOUR = tuple(Image(id=key, media_type="image/png", size=9, width=1, height=1) for key in "abcd")
 HALF_SHOWING = fold(
@@ -291,7 +297,14 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         fold(STARTED, state=LISTENING),
         HOLDS,
         MILK_AND,
-        [REPLACED, WAITS_FOR_MORE],
+        [CONTINUES, WAITS_FOR_MORE],
+    ),
+    (
+        "half a sentence long after a turn has begun",
+        BEGUN,
+        AFTER_A_WHILE,
+        MILK_AND,
+        [REPLACED, WAITS_AFTER_A_WHILE],
     ),
     (
         "half a sentence over a turn, in the queue's mode",
@@ -375,6 +388,69 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         [r.InputQueued("e1", "milk and"), changed(STARTS, text="milk and milk and", images=FOUR)],
     ),
     ("a cancel while other words wait", QUEUED, HOLDS, client.ResponseCancel(), []),
+    # Words that come soon after others, of which nothing has come yet, are one sentence with them.
+    ("words soon after others", BEGUN, HOLDS, HI, [CONTINUES, OTHER_HALF, GO_HI]),
+    (
+        "words soon after others whose reply is being written",
+        BEGUN,
+        {**HOLDS, "request": (TURN_ID, 0, 0), "draft": "Going wh"},
+        HI,
+        [CONTINUES, OTHER_HALF, GO_HI],
+    ),
+    (
+        "words soon after others, of a person who is still heard after a while",
+        BEGUN,
+        {**AFTER_A_WHILE, "utterance_began": NOW + 1_199},
+        HI,
+        [CONTINUES, OTHER_HALF, GO_HI],
+    ),
+    ("words after a while", BEGUN, AFTER_A_WHILE, HI, [REPLACED, STARTS]),
+    ("words soon after others, by the operator's rules", BEGUN, {}, HI, [REPLACED, STARTS]),
+    ("words soon after others, for an app without the capability", TURN, HOLDS, HI, [REPLACED, STARTS]),
+    ("words soon after others, in the queue's mode", BEGUN, {**HOLDS, **QUEUE}, HI, [WAITS]),
+    (
+        "words soon after others, for another process",
+        BEGUN,
+        {**HOLDS, **FOR_ANOTHER},
+        HI,
+        [CONTINUES, OTHER_HALF],
+    ),
+    (
+        "words soon after others that were answered in part",
+        fold(r.SegmentSpoken("One. ", "One."), state=BEGUN),
+        HOLDS,
+        HI,
+        [changed(REPLACED, text=f"One. {CUT_SOMEWHERE}"), STARTS],
+    ),
+    (
+        "words soon after a phrase of waiting",
+        fold(r.BridgeSpoken("Wait."), state=BEGUN),
+        HOLDS,
+        HI,
+        [REPLACED, STARTS],
+    ),
+    (
+        "words soon after others that have called a tool",
+        fold(replied(device()), state=BEGUN),
+        HOLDS,
+        HI,
+        [changed(REPLACED, results=(LOST,)), STARTS],
+    ),
+    ("words soon after news", fold(r.ProfileDeclared(LISTENS), NEWS), HOLDS, HI, [REPLACED, STARTS]),
+    (
+        "words soon after others of an answered round",
+        fold(replied(device()), finished("c1"), state=BEGUN),
+        HOLDS,
+        HI,
+        [REPLACED, STARTS],
+    ),
+    (
+        "words soon after too many others",
+        fold(r.ProfileDeclared(LISTENS), changed(STARTED, text="x" * 2_001)),
+        HOLDS,
+        HI,
+        [REPLACED, STARTS],
+    ),
     # A speech that no socket took is withdrawn; one that was sent is cut by an interruption alone.
     (
         "words before a speech is sent",

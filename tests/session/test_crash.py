@@ -362,6 +362,7 @@ WALKS = [
     walk("half a sentence", says("look and"), "hints", limits=HOLDS),
     walk("two halves", says("look and", "look", pause=0.5), "hints", limits=HOLDS),
     walk("three halves over a turn", over_a_turn, "hints", limits=HOLDS, exact=False),
+    walk("words that continue words", says("dots", "hello", pause=0.3), "hints", limits=HOLDS, exact=False),
     walk("half a sentence that is cancelled", cancelled_half, "hints", "cancel", limits=HOLDS, exact=False),
     walk(
         "halves that wait for a turn",

@@ -10,7 +10,7 @@ import pytest
 
 from conductor.conversation.state import Question
 from conductor.events import client
-from conductor.messages import ToolResult, UserMessage
+from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.session.services import Services
 from conductor.session.session import Session
@@ -213,6 +213,7 @@ async def test_a_half_over_a_turn_interrupts_it_at_once() -> None:
     stage = await listening(slow)
     first = stage.app.say("Tell me a story")
     await stage.app.until("assistant.speech.partial")
+    await later(1.2)
     stage.app.say("No, call my")
     await later(0.5)
     assert ended(stage.app) == [(first, "interrupted")]
@@ -348,3 +349,109 @@ async def test_a_session_with_a_half_is_busy() -> None:
     assert stage.session.busy
     await stage.quiet()
     assert not stage.session.busy
+
+
+# -- sentences that a recogniser has cut between any two words
+
+
+def slowly(request: ModelRequest) -> Script:
+    """Reply with the person's last words, as slowly as a model does."""
+    return [0.4, TextDelta("You "), 1.0, *words_of(request)]
+
+
+def asked(stage: Stage) -> list[str]:
+    """List the person's messages of the last request."""
+    messages = stage.provider.requests[-1].messages
+    assert not any(isinstance(message, AssistantMessage) for message in messages)
+    return [message.text for message in messages if isinstance(message, UserMessage)]
+
+
+async def test_words_soon_after_others_are_one_message_of_the_model() -> None:
+    stage = await listening(slowly)
+    first = stage.app.say("Is there a quiet")
+    await later(0.6)
+    assert stage.app.events("assistant.speech.partial"), "the model has begun to write"
+    second = stage.app.say("car park with a lift?")
+    await stage.quiet()
+    assert asked(stage) == ["Is there a quiet car park with a lift?"]
+    assert said(stage.app) == ["Is there a quiet", "car park with a lift?"]
+    assert len(stage.app.events("tts.speak")) == 1, "nothing is said about the first half"
+    assert ended(stage.app) == [(first, "answered"), (second, "answered")]
+    assert not {first, second} & {*stage.app.outbox}, "both are acknowledged"
+
+
+async def test_words_soon_after_others_may_be_half_a_sentence() -> None:
+    stage = await listening(slowly)
+    ids = []
+    for part in ("If it rains tomorrow", "remind me to take the", "big umbrella", "please"):
+        ids.append(stage.app.say(part))
+        await later(0.6)
+    await stage.quiet()
+    assert asked(stage) == ["If it rains tomorrow remind me to take the big umbrella please"]
+    assert said(stage.app) == ["If it rains tomorrow", "remind me to take the big umbrella", "please"]
+    assert ended(stage.app) == [(event_id, "answered") for event_id in ids]
+
+
+async def test_words_while_the_person_has_begun_soon_are_one_message() -> None:
+    stage = await listening(lambda request: [9.0, *words_of(request)])
+    stage.app.say("Is there a quiet")
+    await later(0.8)
+    for _ in range(4):
+        stage.app.send("user.audio.transcript.partial", {"text": "car park"})
+        await later(0.8)
+    stage.app.say("car park with a lift and a very long name?")
+    await stage.quiet()
+    assert asked(stage) == ["Is there a quiet car park with a lift and a very long name?"]
+
+
+async def test_words_after_a_while_are_a_message_of_their_own() -> None:
+    stage = await listening(lambda request: [3.0, *words_of(request)])
+    first = stage.app.say("What's the weather?")
+    await later(1.3)
+    second = stage.app.say("Hello?")
+    await stage.quiet()
+    assert asked(stage) == ["What's the weather?", "Hello?"]
+    assert ended(stage.app) == [(first, "interrupted"), (second, "answered")]
+
+
+async def test_a_call_of_the_first_words_is_not_made_twice() -> None:
+    def act(request: ModelRequest) -> Script:
+        return [0.3, call("device.do")] if len(request.messages) == 1 else words_of(request)
+
+    stage = await listening(act)
+    stage.app.say("Open the door")
+    await stage.app.until("device.do")
+    stage.app.say("to the garden")
+    await stage.quiet()
+    assert len(stage.app.events("device.do")) == 1
+    users = [m.text for m in stage.provider.requests[-1].messages if isinstance(m, UserMessage)]
+    assert users == ["Open the door", "to the garden"]
+
+
+async def test_a_cancel_after_words_that_went_on_leaves_them_in_the_history() -> None:
+    stage = await listening(slowly)
+    stage.app.say("Is there a quiet")
+    await later(0.6)
+    stage.app.say("car park with a")
+    await later(0.3)
+    stage.app.send("response.cancel", {})
+    await stage.quiet()
+    assert said(stage.app) == ["Is there a quiet", "car park with a"]
+    assert stage.session.state.log == [UserMessage("Is there a quiet car park with a")]
+
+
+async def test_words_that_went_on_outlive_their_process() -> None:
+    stage = await listening(lambda request: [9.0, *words_of(request)])
+    app, services = stage.app, stage.services
+    first = app.say("Is there a quiet")
+    await later(0.4)
+    second = app.say("car park with a")
+    await app.until("turn.hint")
+    await later(0.2)
+    die(stage.session, app)
+    session = await join(services, app)
+    third = app.say("lift")
+    await at_rest(session)
+    assert said(app) == ["Is there a quiet", "car park with a lift"]
+    assert [event_id for event_id, _ in ended(app)] == [first, second, third]
+    assert session.state.log[0] == UserMessage("Is there a quiet car park with a lift")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,6 +43,19 @@ async def test_two_halves_are_one_message_of_the_model(claude: AnthropicService)
         assert message == "Remind me to buy milk and eggs"
         (request,) = claude.requests
         assert message in json.dumps(request["messages"])
+
+
+async def test_words_soon_after_others_are_one_message_of_the_model(claude: AnthropicService) -> None:
+    async with app(claude, holdUnfinishedMs=10_000) as phone:
+        claude.play(Reply(text="To which one?", hold=asyncio.Event(), hold_at=1))
+        first = phone.say("Take me to the quiet")
+        await phone.until("assistant.speech.partial")
+        second = phone.say("car park with a lift")
+        ends = [await phone.until("turn.ended", eventId=event_id) for event_id in (first, second)]
+        assert {end["payload"]["reason"] for end in ends} == {"answered"}
+        assert phone.finals() == ["Noted."] and len(phone.events("tts.speak")) == 1
+        messages = json.dumps(claude.requests[-1]["messages"])
+        assert "Take me to the quiet car park with a lift" in messages and "To which" not in messages
 
 
 async def test_an_app_that_asks_for_no_wait_gets_none(claude: AnthropicService) -> None:

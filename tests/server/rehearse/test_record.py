@@ -275,6 +275,12 @@ def test_an_interruption_between_speeches_does_not_count() -> None:
     assert step == {"say": "Light."}
 
 
+def test_words_that_continue_others_are_one_step() -> None:
+    withdrawn = r.TurnEnded(reason="interrupted", continues=True)
+    steps = document(started(), withdrawn, started("Light. In the hall."), finished())["steps"]
+    assert [step["say"] for step in steps] == ["Light. In the hall."]
+
+
 def test_a_snapshot_is_where_it_begins() -> None:
     state = Conversation(log=[UserMessage("Before."), AssistantMessage(text="Yes.")])
     session = recording(finished(), started(), state=state)
