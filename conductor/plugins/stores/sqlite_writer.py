@@ -212,7 +212,19 @@ class Writer:
                 return connection
             log.error("session store's file or its write-ahead log was removed, replaced or cut")
             self.losses += 1
-            self._drop()  # the last process that closes a removed log moves its commits to the file
+            self._move_log(connection)
+            self._drop()
+
+    def _move_log(self, connection: sqlite3.Connection) -> None:
+        """Move the commits of a removed log to the file.
+
+        The last process that closes the log would do so, but a process that opens the file meanwhile
+        with a new log may be the last. Beside a new log nobody knows the frames of the old one.
+        """
+        now = _Files.of(self._path)
+        if now.inode == self._files.inode and not now.log_inode:
+            with suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
 
     def _begins(self, connection: sqlite3.Connection) -> bool:
         try:
