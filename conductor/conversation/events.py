@@ -257,7 +257,7 @@ def _resume(state: Conversation, record: r.PauseEnded, turn: Turn | None) -> Ite
         yield _state(state, "state", "idle")
     if record.event_id and "turns" in state.profile.capabilities:
         named = (s.turn_id for s in state.speeches.values() if record.name in (s.id, s.reply_id))
-        turn_id = turn.id if turn is not None else next(named, "")
+        turn_id = turn.id if turn is not None else next(named, "") or f"turn_{slot_id(state)}"
         yield SLOTS["ended"], "ended", TurnEndedEvent(turn_id, record.event_id, "resumed")
 
 

@@ -121,12 +121,18 @@ def _interrupted(view: View) -> Speech | None:
 
 
 def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
-    """Handle a pause: it concerns the speech that the app names, or the one that an interruption would."""
-    speeches = view.state.speeches.values()
-    named = (speech for speech in speeches if event.speech_id in (speech.id, speech.reply_id))
-    speech = next((speech for speech in named if is_pending(view, speech)), None) or _interrupted(view)
+    """Handle a pause: it concerns the speech that the app names, or the one that an interruption would.
+
+    Of a speech that has ended it holds nothing, and the voice goes on.
+    """
+    name, speeches = event.speech_id, view.state.speeches.values()
+    named = (s for s in speeches if name in (s.id, s.reply_id) and is_pending(view, s))
+    speech = next(named, None) if name else _interrupted(view)
     if speech is None and view.state.half is not None:
         return [r.EventHandled(event_id)]  # the half has cut it; the next words are the other half
+    if speech is None and name:
+        goes_on = [] if view.state.pause is not None else [r.PauseEnded(resumes=True, name=name)]
+        return [r.EventHandled(event_id), *goes_on]
     speech_id = speech.id if speech is not None else ""
     return [
         r.SpeechPaused(

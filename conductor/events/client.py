@@ -262,8 +262,9 @@ class OutputInterrupted(FromClient, frozen=True, omit_defaults=True):
 class OutputPaused(FromClient, frozen=True, omit_defaults=True):
     """The person has begun to speak over the speech, and the app has paused it. The next transcript decides.
 
-    It concerns the speech ``speechId``, or the oldest ``tts.speak`` without a result. ``spokenText`` or
-    ``playedMs`` tells how much of it was heard.
+    It concerns the speech ``speechId``, or without it the oldest ``tts.speak`` without a result.
+    ``spokenText`` or ``playedMs`` tells how much of it was heard. If the speech has ended, nothing is held,
+    and ``audio.output.resume`` follows at once.
     """
 
     TYPE: ClassVar[str] = "audio.output.paused"

@@ -323,7 +323,7 @@ class TurnEndedEvent(msgspec.Struct, frozen=True, rename="camel"):
 
     TYPE: ClassVar[str] = "turn.ended"
     CAPABILITY: ClassVar[str] = "turns"
-    turn_id: Annotated[str, doc("The turn.", "turn_5d_1")]
+    turn_id: Annotated[str, doc("The turn; an id of their own, for words that no turn had.", "turn_5d_1")]
     event_id: Annotated[str, doc("The transcript that started the turn or answered in it.", "ios-42")]
     reason: Annotated[EndReason, doc("The cause.", "answered")]
 

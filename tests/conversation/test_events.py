@@ -644,7 +644,11 @@ PAUSES: list[Row] = [
         "an unknown speech that goes on after a transcript",
         PAUSER_OF_TURNS,
         [r.PauseEnded(resumes=True, event_id="e", name="s")],
-        [resume("s"), IDLE, ("turn.ended", {"turnId": "", "eventId": "e", "reason": "resumed"})],
+        [
+            resume("s"),
+            IDLE,
+            ("turn.ended", {"turnId": "turn_claim_1800", "eventId": "e", "reason": "resumed"}),
+        ],
     ),
     ("a paused speech that was cut", PAUSER, [r.PauseEnded(resumes=False, event_id="e")], []),
 ]

@@ -144,6 +144,11 @@ def pause(
     return r.SpeechPaused(event_id="e1", speech_id=speech_id, name=name or speech_id, spoken_text=spoken_text)
 
 
+def not_held(name: str) -> list[r.Record]:
+    """Make the records of a pause that holds nothing."""
+    return [r.EventHandled("e1"), r.PauseEnded(resumes=True, name=name)]
+
+
 PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]]] = [
     (
         "of the speech that is played",
@@ -166,16 +171,31 @@ PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]
         client.OutputPaused(SEGMENTS_SAID.speeches[speech(SEGMENTS_SAID)].reply_id),
         [pause(SEGMENTS_SAID, SEGMENTS_SAID.speeches[speech(SEGMENTS_SAID)].reply_id)],
     ),
-    ("of an unknown speech", SAID, {}, client.OutputPaused("x"), [pause(SAID, "x")]),
     ("of a speech that has just ended", SAID, heard(SAID, NOW), client.OutputPaused(), [pause(SAID, "")]),
-    ("of a speech that ended before", SAID, heard(SAID), client.OutputPaused("x"), [pause(SAID, "x", None)]),
+    ("of a speech that ended before", SAID, heard(SAID), client.OutputPaused(), [pause(SAID, "", None)]),
+    (
+        "by the id of a speech that has just ended",
+        TWO_SAID,
+        heard(TWO_SAID, NOW),
+        client.OutputPaused(speech(TWO_SAID), spoken_text="One"),
+        not_held(speech(TWO_SAID)),
+    ),
+    ("by the id of no speech, while one is played", SAID, {}, client.OutputPaused("x"), not_held("x")),
+    ("by the id of no speech, while none is", TURN, {}, client.OutputPaused("x"), not_held("x")),
+    (
+        "by the id of no speech, while one is paused",
+        PAUSED,
+        {},
+        client.OutputPaused("x"),
+        [r.EventHandled("e1")],
+    ),
     ("without a speech", TURN, {}, client.OutputPaused(), [pause(TURN, "", None)]),
     (
         "a second time, further on",
         PAUSED,
         {},
-        client.OutputPaused("y", spoken_text="One two"),
-        [pause(PAUSED, "y", spoken_text="One two")],
+        client.OutputPaused(speech(PAUSED), spoken_text="One two"),
+        [pause(PAUSED, "", spoken_text="One two")],
     ),
     (
         "of a speech that half a sentence has cut",

@@ -291,6 +291,31 @@ async def test_a_pause_of_a_client_without_the_capability_is_ignored(claude: Ant
         assert phone.finals(since) == ["Fine."] and phone.events("audio.output.resume") == []
 
 
+async def test_a_pause_of_a_speech_that_has_ended_holds_nothing(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text="At eight."), Reply(text=LONG), Reply(text="At nine.")]
+    async with app(claude) as phone:
+        ended = await speech(phone)
+        phone.result(ended, SPOKEN)
+        played = await speech(phone, "and where?")
+        since = await paused(phone, ended, spokenText="At")
+        await phone.until("audio.output.resume", since=0, speechId=ended)
+        phone.say("mhm")
+        await phone.until("tts.speak", since=since)
+        assert len(claude.requests) == 3, "nothing was paused, so these are words"
+        assert phone.events("tts.speak")[1]["payload"]["callId"] == played
+    assert f"At {CUT_HERE}" not in heard_by_model(claude)
+
+
+async def test_a_backchannel_in_a_pause_of_nothing_has_a_turn_of_its_own(claude: AnthropicService) -> None:
+    async with app(claude) as phone:
+        since = await paused(phone, "")
+        event_id = phone.say("mhm")
+        end = await phone.until("turn.ended", since=since)
+        assert (end["payload"]["eventId"], end["payload"]["reason"]) == (event_id, "resumed")
+        assert end["payload"]["turnId"].startswith("turn_")
+    assert not claude.requests
+
+
 async def test_a_repeated_pause_and_a_repeated_backchannel_count_once(claude: AnthropicService) -> None:
     claude.replies += [Reply(text=LONG), Reply(text="At nine.")]
     async with app(claude) as phone:
