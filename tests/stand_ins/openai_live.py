@@ -6,8 +6,9 @@ the types, too. A connection with ``?key=`` is the data channel of a session tha
 without it must begin with ``session.start``. A session ends with its connection, as the types'
 ``connection_lost`` says.
 
-What the types leave open is decided here, strictly: a token is counted for each begun four letters and for
-each other sign, and an unknown delegation is refused.
+What the types leave open is decided here: a token is counted for each begun four letters, for each three
+digits and for each other sign, and an unknown delegation is refused. Fixtures that an app plays are refused,
+too: the types have them, the stand-in does not.
 """
 
 from __future__ import annotations
@@ -28,8 +29,14 @@ from websockets.exceptions import ConnectionClosed
 
 TYPES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 MAX_TOKENS = 500
+MAX_INPUT = 128
 FRAGMENT_MS = 200
 APPENDS = ("session.commentary.append", "session.thinking.append", "session.instructions.append")
+_ACKNOWLEDGED = {
+    "session.update": "session.updated",
+    "session.input_audio.mute": "session.input_audio.muted",
+    "session.input_audio.unmute": "session.input_audio.unmuted",
+}
 DONE = 4000
 
 Side = Literal["person", "voice"]
@@ -57,6 +64,23 @@ def problem(event: Any) -> str:
     return next((error.message for error in check.iter_errors(event)), "")
 
 
+def start_problem(event: Any) -> str:
+    """Return why a session cannot start with an event; empty if it can."""
+    if why := problem(event):
+        return why
+    if event["type"] != "session.start":
+        return "the session has not started"
+    history = event["session"].get("input", ())
+    if len(history) > MAX_INPUT:
+        return f"the input has more than {MAX_INPUT} messages"
+    return "" if all(len(message["content"]) == 1 for message in history) else "a message has one text part"
+
+
+def correlated(event: Any) -> dict[str, str]:
+    """Return what an answer has of the command that it answers."""
+    return {"client_event_id": event["event_id"]} if event.get("event_id") else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """An accepted append. ``is_acknowledged`` is false where the connection broke before."""
@@ -75,6 +99,7 @@ class VoiceSession:
     socket: ServerConnection
     key: str = ""
     id: str = ""
+    config: dict[str, Any] = field(default_factory=lambda: {"model": "gpt-live-1"})
     now_ms: int = 0
     delegations: list[str] = field(default_factory=list)
     accepted: list[Command] = field(default_factory=list)
@@ -95,7 +120,7 @@ class VoiceSession:
 
     def resource(self) -> dict[str, Any]:
         """Return the session as the service describes it."""
-        return {"id": self.id, "expires_at": 2_000_000_000, "model": "gpt-live-1", "status": "active"}
+        return {**self.config, "id": self.id, "expires_at": 2_000_000_000, "status": "active"}
 
     async def say(
         self, side: Side, text: str, *, at_ms: int | None = None, size: int = 0, pause_s: float = 0
@@ -141,14 +166,26 @@ class VoiceSession:
         """Handle a command of the client."""
         if why := problem(event):
             await self.refuse(event, why)
-        elif event["type"] == "session.start":
-            await self.refuse(event, "the session has started")
-        elif event["type"] in APPENDS:
-            await self._append(event)
-        elif event["type"] == "session.close":
-            usage = {"seconds": self.now_ms / 1000, "type": "duration"}
-            await self.send("session.closed", reason="close_requested", session=self.resource(), usage=usage)
-            await self.socket.close()
+            return
+        match event["type"]:
+            case "session.start":
+                await self.refuse(event, "the session has started")
+            case "session.input_audio.append":
+                if self.key:
+                    await self.refuse(event, "the audio of this session is on its media transport")
+            case "session.output_audio.fixture.play":
+                await self.refuse(event, "the stand-in plays no fixture of an app")
+            case "session.close":
+                usage = {"seconds": self.now_ms // 1000}
+                closed = {"reason": "close_requested", "session": self.resource(), "usage": usage}
+                await self.send("session.closed", **closed, **correlated(event))
+                await self.socket.close()
+            case kind if kind in APPENDS:
+                await self._append(event)
+            case kind:
+                self.config |= event.get("session", {})
+                resource = {"session": self.resource()} if kind == "session.update" else {}
+                await self.send(_ACKNOWLEDGED[kind], **resource, **correlated(event))
 
     async def _append(self, event: dict[str, Any]) -> None:
         self.appends += 1
@@ -172,8 +209,7 @@ class VoiceSession:
                 self.cut()
                 return
             times = {"start_ms": self.now_ms, "end_ms": self.now_ms}
-            own = {"client_event_id": command.event_id} if command.event_id else {}
-            await self.send(f"session.{kind}.appended", **times, **own)
+            await self.send(f"session.{kind}.appended", **times, **correlated(event))
             if kind == "commentary":
                 self.commentary.put_nowait(command)
 
@@ -212,10 +248,11 @@ class LiveService:
         session = VoiceSession(socket, key="".join(keys), id=f"{len(self.sessions):x}")
         playing: asyncio.Task[None] | None = None
         try:
-            if not keys and not await self._start(session):
+            start = {} if keys else await self._start(session)
+            if start is None:
                 return
             self.sessions.append(session)
-            await session.send("session.started", session=session.resource())
+            await session.send("session.started", session=session.resource(), **correlated(start))
             playing = asyncio.create_task(self._played(session))
             async for message in socket:
                 await session.take(json.loads(message))
@@ -226,12 +263,14 @@ class LiveService:
                 playing.cancel()
                 await asyncio.wait([playing])
 
-    async def _start(self, session: VoiceSession) -> bool:
-        event = json.loads(await session.socket.recv())
-        why = problem(event) or ("" if event["type"] == "session.start" else "the session has not started")
-        if why:
+    async def _start(self, session: VoiceSession) -> dict[str, Any] | None:
+        """Take the command that starts a session; None if it was refused."""
+        event: dict[str, Any] = json.loads(await session.socket.recv())
+        if why := start_problem(event):
             await session.refuse(event, why)
-        return not why
+            return None
+        session.config = event["session"]
+        return event
 
     async def _played(self, session: VoiceSession) -> None:
         try:
