@@ -31,7 +31,10 @@ export interface ToolDeclaration {
 export interface ToolRun {
   readonly callId: string;
   readonly name: string;
-  /** Aborted when the call is cancelled; `signal.reason` is the server's reason, such as `barge_in`. */
+  /**
+   * Aborted when the call is cancelled; `signal.reason` is the server's reason, such as `barge_in`. A handler
+   * that goes on holds later events for three more seconds, and its result is reported when it ends.
+   */
   readonly signal: AbortSignal;
   /** Tell that the call goes on: its time limit starts again. */
   progress(report?: { message?: string; percent?: number }): void;

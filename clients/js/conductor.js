@@ -25,6 +25,7 @@ const SILENCE_MS = 60_000; // the server pings every 20 s
 const RETRY_MS = 1_000;
 const STORAGE_MS = 5_000; // for one `load` or `save`
 const TOOL_MS = 600_000;
+const CANCEL_MS = 3_000; // for a cancelled handler, until later events no longer wait for it
 const MAX_RESUMED = 256;
 const MAX_RESUME_BYTES = 32_768;
 const MAX_START_BYTES = 64_512; // the soft limit of an event without the envelope
@@ -981,6 +982,12 @@ class Client {
     this.#runs.set(callId, run);
     this.#stage(callId, "begun");
     await this.#save(); // a reload must not run it again
+    const ended = this.#work(callId, run, handler, args);
+    // A handler that ignores the signal must not block later events.
+    await Promise.race([ended, aborted(run.abort.signal).then(() => new Promise((pass) => this.#later(CANCEL_MS, pass)))]);
+  }
+
+  async #work(callId, run, handler, args) {
     const outcome = run.abort.signal.aborted ? {} : await this.#outcome(callId, run, handler, args);
     this.#runs.delete(callId);
     if (this.#closed || this.#calls.get(callId) === "dropped") return;

@@ -307,6 +307,33 @@ test("a call that is cancelled says how much took effect", async () => {
   await client.close();
 });
 
+test("a tool that goes on after its cancellation lets the next words be answered", async (context) => {
+  const later = globalThis.setTimeout;
+  context.after(() => (globalThis.setTimeout = later));
+  const began = signal();
+  const end = signal();
+  const out = signal();
+  const client = open("js-goes-on", {
+    tools: [FIND],
+    handlers: {
+      "notes.find": () => {
+        began.resolve();
+        return end.promise; // it does not look at the signal
+      },
+    },
+    onEvent: (direction, { type, payload }) => direction === "out" && type === "tool.cancelled" && out.resolve(payload),
+  });
+  client.say('call notes.find with {"number": 1}');
+  await began.promise;
+  globalThis.setTimeout = (act, ms, ...more) => later(act, ms === 3_000 ? 0 : ms, ...more);
+  client.interrupt();
+  assert.equal((await client.say("what is 1+1")).text, "1+1 is 2.");
+  end.resolve("late");
+  const { effect, result } = await out.promise;
+  assert.deepEqual([effect, result], ["complete", "late"]);
+  await client.close();
+});
+
 test("a connection that is lost while a tool runs", async () => {
   let socket;
   const back = signal();

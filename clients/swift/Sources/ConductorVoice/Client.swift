@@ -20,6 +20,7 @@ private let steady = 5.0 // only a connection that lasted resets the pauses
 private let silenceLimit = 60.0 // the server pings every 20 s
 private let retryPause = 1.0
 private let toolLimit = 600.0
+private let cancelLimit = 3.0 // for a cancelled handler, until later events no longer wait for it
 private let maxResumeBytes = 32_768
 private let maxStartBytes = 64_512 // the soft limit of an event less room for the envelope
 private let maxResultBytes = 1_044_480 // the server's hard limit of a frame less room for the envelope
@@ -48,6 +49,8 @@ private let noObject = "The arguments are not a JSON object."
     @MainActor private final class Run {
         let name: String
         let outcome = Once<Outcome>()
+        /// Later events may go on.
+        let passed = Once<Bool>()
         var task: Task<Void, Never>?
         var cancelled = false
         var late = false
@@ -57,6 +60,10 @@ private let noObject = "The arguments are not a JSON object."
         func cancel() {
             cancelled = true
             task?.cancel()
+            Task {
+                try? await Task.sleep(nanoseconds: UInt64(cancelLimit * 1e9))
+                passed.settle(true)
+            }
         }
     }
 
@@ -640,6 +647,15 @@ private let noObject = "The arguments are not a JSON object."
         runs[callId] = run
         calls[callId] = .begun
         call(callId, run, handler, arguments)
+        // A handler that does not hear the cancellation must not hold the events that follow.
+        Task {
+            await report(callId, run)
+            run.passed.settle(true)
+        }
+        _ = await run.passed.wait()
+    }
+
+    private func report(_ callId: String, _ run: Run) async {
         let limit = Task {
             guard (try? await Task.sleep(nanoseconds: UInt64(toolLimit * 1e9))) != nil else { return }
             run.late = true
@@ -654,7 +670,7 @@ private let noObject = "The arguments are not a JSON object."
         switch outcome {
         case .cancelled(let word): cancelled(callId, word.effect, word.result)
         case .result(let text, _): cancelled(callId, .complete, text) // it ended in spite of the cancellation
-        case .error: cancelled(callId, readsOnly(name) ? .none : .partial) // without its report, the worst case
+        case .error: cancelled(callId, readsOnly(run.name) ? .none : .partial) // without its report, the worst case
         }
     }
 

@@ -28,6 +28,7 @@ private val REFUSED = Regex("(?<=response but was ')40[13]")
 private const val PING_S = 20L
 private const val RETRY_MS = 1_000L
 private const val TOOL_MS = 600_000L
+private const val CANCEL_MS = 3_000L // for a cancelled handler, until later events no longer wait for it
 private const val MAX_RESUME_BYTES = 32_768
 private const val MAX_START_BYTES = 64_512 // the soft limit of an event less room for the envelope
 private const val MAX_RESULT_BYTES = 1_044_480 // the server's hard limit of a frame less room for the envelope
@@ -56,14 +57,20 @@ class Client internal constructor(private val options: Options) {
         val images: JsonArray? = null,
     )
 
-    private class Run(val name: String) {
+    private inner class Run(val name: String) {
         var job: Job? = null
         var cancelled = false
         val outcome = CompletableDeferred<Outcome>()
+        /** Later events may go on. */
+        val passed = CompletableDeferred<Unit>()
 
         fun cancel() {
             cancelled = true
             job?.cancel()
+            scope.launch {
+                delay(CANCEL_MS)
+                passed.complete(Unit)
+            }
         }
     }
 
@@ -591,6 +598,15 @@ class Client internal constructor(private val options: Options) {
         runs[callId] = run
         stage(callId, Stage.BEGUN)
         call(callId, run, handler, arguments)
+        // A handler that does not hear the cancellation must not hold the events that follow.
+        scope.launch(start = CoroutineStart.UNDISPATCHED) {
+            report(callId, run)
+            run.passed.complete(Unit)
+        }
+        run.passed.await()
+    }
+
+    private suspend fun report(callId: String, run: Run) {
         val outcome = withTimeoutOrNull(TOOL_MS) { run.outcome.await() }
         runs -= callId
         run.job?.cancel()
@@ -602,7 +618,7 @@ class Client internal constructor(private val options: Options) {
             // It ended in spite of the cancellation.
             outcome.result != null -> cancelled(callId, "complete", outcome.result)
             // Without the handler's word, the worst case.
-            else -> cancelled(callId, if (readsOnly(name)) "none" else "partial")
+            else -> cancelled(callId, if (readsOnly(run.name)) "none" else "partial")
         }
     }
 
