@@ -194,6 +194,7 @@ def _change_question(state: Conversation, question: Question, record: r.Record, 
         case r.AnswerUnclear():
             question.unclear += record.counts
             question.repeat_at = 0
+            _show(state, question, record.images)
         case r.QuestionDecided():
             _decide(state, question, record, at)
 
@@ -509,6 +510,7 @@ def _prompt(state: Conversation, question: Question, record: r.PromptSpoken) -> 
 def _decide(state: Conversation, question: Question, record: r.QuestionDecided, at: int) -> None:
     _close(state, question, record.outcome, at)
     state.grants = record.grants or state.grants
+    _show(state, question, record.images)
     call = state.open_call(question.call_id)
     if call is None or question.form is not None:
         return
@@ -520,6 +522,13 @@ def _decide(state: Conversation, question: Question, record: r.QuestionDecided, 
     call.consent = "denied"
     if record.outcome == "denied" and state.turn is not None:
         state.turn.denied.append(question.digest)
+
+
+def _show(state: Conversation, question: Question, images: Sequence[Image]) -> None:
+    """Keep the images of an answer for the result of its call."""
+    if (call := state.open_call(question.call_id)) is not None:
+        call.shown = (*call.shown, *images)
+        _keep_images(state, images, turns=0)
 
 
 def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.state import Conversation, Question
+from conductor.conversation.state import Conversation, Input, Question
 from conductor.conversation.view import Edit, View, finish
 from conductor.errors import ErrorCode
 from conductor.events.server import ApprovalResolved
+from conductor.messages import Image
 from conductor.tools.outcomes import (
     NoAnswer,
     Outcome,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # types only
 _OUTCOMES: dict[str, Outcome] = {"allow": "allowed", "deny": "denied", "edit": "edited"}
 _DECIDED = "This was decided already."
 _GONE = "The question does not stand any more."
+_NOTHING_SAID = Input(event_id="", text="")
 
 
 # -- what a decision answers
@@ -73,39 +75,49 @@ def ask(state: Conversation, questions: Sequence[Question]) -> list[r.Record]:
 # -- words
 
 
-def answer(view: View, event_id: str, text: str, lang: str) -> Response | None:
-    """Handle a transcript as an answer to the question in focus; None if it is no answer.
-
-    ``lang`` is the language that the recogniser heard, if it tells.
-    """
+def answer(view: View, said: Input) -> Response | None:
+    """Handle a transcript as an answer to the question in focus; None if it is no answer."""
     focus = view.state.focus
     if focus is None:
         return None
-    answer = view.gate.classify(focus, text, lang)
+    answer = view.gate.classify(focus, said.text, said.lang)
     if focus.card:
-        return _answer_cards(view, event_id, text, answer)
+        return _answer_cards(view, said, answer)
     if answer.kind == "other":
         return None
     if answer.kind == "deny":
-        return decided(view, focus, "denied", event_id=event_id, text=text, words=answer.words)
+        return decided(view, focus, "denied", said=said, words=answer.words)
     if answer.kind == "wait" and focus.presented_at:
-        return [r.AnswerUnclear(question_id=focus.id, event_id=event_id, text=text, counts=False, waits=True)]
+        return [_unclear(focus, said, waits=True)]
     if answer.kind != "allow" or not focus.presented_at:
-        language = view.gate.language_of(lang) if lang else ""
+        language = view.gate.language_of(said.lang) if said.lang else ""
         is_asked_for = answer.kind == "repeat"
-        return present_again(view, focus, event_id, text, language=language, is_asked_for=is_asked_for)
+        return present_again(view, focus, said, language=language, is_asked_for=is_asked_for)
     if view.now() < focus.presented_at + view.conduct.window_ms:  # it may be an echo of the prompt
         return Later(focus.presented_at + view.conduct.window_ms, focus.id)
-    return _allowed(view, focus, answer, event_id=event_id, text=text)
+    return _allowed(view, focus, answer, said)
 
 
-def _allowed(view: View, question: Question, answer: Answer, *, event_id: str, text: str) -> list[r.Record]:
+def _allowed(view: View, question: Question, answer: Answer, said: Input) -> list[r.Record]:
     lasts = answer.scope == "session" and question.risk != "high" and "session" in question.scopes
     scope: Scope = "session" if lasts else "once"
-    return decided(view, question, "allowed", event_id=event_id, text=text, words=answer.words, scope=scope)
+    return decided(view, question, "allowed", said=said, words=answer.words, scope=scope)
 
 
-def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[r.Record] | None:
+def _unclear(
+    question: Question, said: Input, *, counts: bool = False, waits: bool = False
+) -> r.AnswerUnclear:
+    return r.AnswerUnclear(
+        question_id=question.id,
+        event_id=said.event_id,
+        text=said.text,
+        counts=counts,
+        waits=waits,
+        images=said.images,
+    )
+
+
+def _answer_cards(view: View, said: Input, answer: Answer) -> list[r.Record] | None:
     """Count a yes for a single card that was visible before the person spoke, a no for all cards."""
     cards = list(view.state.questions.values())
     if answer.kind in ("allow", "yes"):
@@ -113,24 +125,23 @@ def _answer_cards(view: View, event_id: str, text: str, answer: Answer) -> list[
         if answer.kind == "allow" and len(cards) == 1 and visible_at is not None:
             since = max(visible_at, view.state.question_closed_at)
             if view.live.speech.utterance_began >= since + view.conduct.window_ms:
-                return _allowed(view, cards[0], answer, event_id=event_id, text=text)
-        return [r.AnswerUnclear(question_id=cards[0].id, event_id=event_id, text=text, counts=False)]
+                return _allowed(view, cards[0], answer, said)
+        return [_unclear(cards[0], said)]
     if answer.kind != "deny":
         return None
     records: list[r.Record] = []
     for card in cards:
         decisions = (record for record in records if isinstance(record, r.QuestionDecided))
         if all(decision.question_id != card.id for decision in decisions):
-            records += decided(view, card, "denied", event_id=event_id, text=text, words=answer.words)
-            event_id = text = ""
+            records += decided(view, card, "denied", said=said, words=answer.words)
+            said = _NOTHING_SAID
     return records
 
 
 def present_again(
     view: View,
     question: Question,
-    event_id: str = "",
-    text: str = "",
+    said: Input = _NOTHING_SAID,
     *,
     language: str = "",
     is_asked_for: bool = False,
@@ -142,18 +153,14 @@ def present_again(
     """
     counts = bool(question.presented_at) and not is_asked_for
     if counts and not view.gate.by_voice(question):
-        return decided(view, question, "expired", event_id=event_id, text=text, missing="screen")
+        return decided(view, question, "expired", said=said, missing="screen")
     unclear = question.unclear + counts
     if unclear > view.conduct.max_unclear or question.presentations >= view.conduct.max_presentations:
-        return decided(view, question, "expired", event_id=event_id, text=text, missing="unclear")
+        return decided(view, question, "expired", said=said, missing="unclear")
     asked = replace(question, language=language or question.language)
     words = view.gate.prompt(asked, 0 if is_asked_for else 1 + unclear)
     prompt = r.PromptSpoken(question.id, words, language=language)
-    return (
-        [r.AnswerUnclear(question_id=question.id, event_id=event_id, text=text, counts=counts), prompt]
-        if text
-        else [prompt]
-    )
+    return [_unclear(question, said, counts=counts), prompt] if said.text else [prompt]
 
 
 def prompt_heard(state: Conversation, speech_id: str) -> list[r.Record]:
@@ -236,8 +243,7 @@ def decided(
     question: Question,
     outcome: Outcome,
     *,
-    event_id: str = "",
-    text: str = "",
+    said: Input = _NOTHING_SAID,
     words: str | None = None,
     missing: NoAnswer = "expired",
     edit: Edit | None = None,
@@ -261,9 +267,10 @@ def decided(
         question_id=question.id,
         call_id=question.call_id,
         outcome=outcome,
-        event_id=event_id,
-        text=text,
+        event_id=said.event_id,
+        text=said.text,
         decided_by=decided_by,
+        images=said.images,
     )
     grants = ""
     if refusal is None:
@@ -277,7 +284,11 @@ def decided(
             digest=edit.digest if edit else "",
             grants=grants if scope == "session" else "",
         )
-    return [record, *_result(view, question, refusal), *_following(view, question, outcome, grants)]
+    return [
+        record,
+        *_result(view, question, refusal, said.images),
+        *_following(view, question, outcome, grants),
+    ]
 
 
 def _following(view: View, question: Question, outcome: Outcome, grants: str) -> list[r.Record]:
@@ -311,8 +322,10 @@ def _is_granted(view: View, question: Question, grants: str) -> bool:
     return not forbidden and view.gate.allows(question, grants)
 
 
-def _result(view: View, question: Question, outcome: ToolOutcome | None) -> list[r.Record]:
+def _result(
+    view: View, question: Question, outcome: ToolOutcome | None, shown: tuple[Image, ...] = ()
+) -> list[r.Record]:
     call = view.state.open_call(question.call_id)
     if outcome is None or call is None or question.form is not None:
         return []
-    return [finish(view, call, outcome)]
+    return [finish(view, replace(call, shown=(*call.shown, *shown)), outcome)]

@@ -139,9 +139,11 @@ _BRACKETED = re.compile(
 
 def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken: Taken) -> Response:
     text, lang = event.text.strip(), event.lang or ""
-    if listened := backchannel(view, event_id, text, lang):
+    # Somebody who shows something does more than listen.
+    if not taken.images and (listened := backchannel(view, event_id, text, lang)):
         return listened
-    answer = consent.answer(view, event_id, text, lang)
+    words = Input(event_id=event_id, text=text, lang=lang, images=taken.images)
+    answer = consent.answer(view, words)
     if answer is not None:
         return [*cut_paused(view).records, *answer] if isinstance(answer, list) else answer
     stop = view.live.stop
@@ -157,7 +159,9 @@ def starts_turn(response: Response) -> bool:
     )
 
 
-def too_late(view: View, event_id: str, event: object, question_id: str) -> list[r.Record]:
+def too_late(
+    view: View, event_id: str, event: object, question_id: str, *, taken: Taken = NONE_TAKEN
+) -> list[r.Record]:
     """Handle words about a question that is closed: they decide nothing, and the model gets no turn."""
     assert isinstance(event, client.TranscriptFinal)
     if was_handled(view.state, event_id, event):
@@ -166,7 +170,8 @@ def too_late(view: View, event_id: str, event: object, question_id: str) -> list
     if view.state.turn is not None:
         unclear = r.AnswerUnclear(question_id=question_id, event_id=event_id, text=text, counts=False)
         return [*cut.records, unclear]
-    started = turn_about(view, Input(event_id=event_id, text=text, lang=event.lang or ""))
+    words = Input(event_id=event_id, text=text, lang=event.lang or "", images=taken.images)
+    started = turn_about(view, words)
     return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 

@@ -288,6 +288,7 @@ class AnswerUnclear(Fact, frozen=True, kw_only=True):
     text: str
     counts: bool
     waits: bool = False
+    images: tuple[Image, ...] = ()
 
 
 class QuestionDecided(Fact, frozen=True, kw_only=True):
@@ -307,6 +308,7 @@ class QuestionDecided(Fact, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     grants: str = ""
     decided_by: str = ""
+    images: tuple[Image, ...] = ()
 
     @property
     def channel(self) -> str:
@@ -396,7 +398,7 @@ def images(records: Sequence[Record]) -> Iterator[Image]:
                 yield from record.result.images
             case ReplyLogged():
                 yield from (image for call in record.calls if call.result for image in call.result.images)
-            case TurnStarted() | InputQueued():
+            case TurnStarted() | InputQueued() | AnswerUnclear() | QuestionDecided():
                 yield from record.images
             case LateFinished() | NoticeTaken():
                 yield from record.notice.images

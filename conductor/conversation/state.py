@@ -62,7 +62,7 @@ class Call(Part, kw_only=True):
     on the earlier writes of its reply. Both have the ``fingerprint`` of their tool, which must not change
     meanwhile. From ``started_at`` on a call may be on the wire, or may have run in the process with
     ``claim``. ``reasons`` and ``cautions`` come from the gate. ``result`` is the only result.
-    ``notified``: the backend was asked to wake the device.
+    ``notified``: the backend was asked to wake the device. ``shown``: what the person showed with the answer.
     """
 
     id: str
@@ -84,6 +84,7 @@ class Call(Part, kw_only=True):
     claim: str = ""
     fingerprint: str = ""
     notified: bool = False
+    shown: tuple[Image, ...] = ()
     result: ToolResult | None = None
 
     @property

@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec.structs import replace
+
 from conductor.conversation.conduct import Conduct
 from conductor.conversation.history import HistoryBudget
+from conductor.conversation.phrases import shown_with_answer
 from conductor.conversation.records import CallFinished
 from conductor.conversation.state import Call, Conversation, Input, LateCall, Question, Summary, UnknownCall
 from conductor.events.server import ConversationState
@@ -260,7 +263,9 @@ def finish(
     unknown: UnknownCall | None = None,
 ) -> CallFinished:
     """Make the record of a call's result."""
-    outcome, ran = with_timing(outcome, 0.0, call.notes), bool(call.started_at)
+    notes = (*call.notes, shown_with_answer(len(call.shown))) if call.shown else call.notes
+    outcome, ran = with_timing(outcome, 0.0, notes), bool(call.started_at)
+    outcome = replace(outcome, images=(*call.shown, *outcome.images))
     facts = outcome.metadata
     return CallFinished(
         result=view.gate.result(call, outcome),

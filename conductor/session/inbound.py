@@ -315,7 +315,7 @@ async def _record_later(
     def decision() -> Response:
         focus = session.state.focus
         if focus is None or focus.id != later.question_id or focus.card:
-            return too_late(session.view, event_id, event, later.question_id)
+            return too_late(session.view, event_id, event, later.question_id, taken=taken)
         return receive(session.view, event_id, event, taken)
 
     response: Response = later

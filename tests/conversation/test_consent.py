@@ -25,11 +25,11 @@ from conductor.conversation.consent import (
     prompt_heard,
     tapped,
 )
-from conductor.conversation.state import Call, Conversation, Form, Question
+from conductor.conversation.state import Call, Conversation, Form, Input, Question
 from conductor.conversation.view import View
 from conductor.events.client import Decision
 from conductor.events.server import ApprovalResolved
-from conductor.messages import ToolResult
+from conductor.messages import Image, ToolResult
 from conductor.tools import outcomes
 from conductor.tools.judge import Answer, AnswerKind
 from conductor.tools.outcomes import ErrorType, ToolOutcome, failed
@@ -73,7 +73,8 @@ class Gate(build.Gate):
 
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
         text = f"{call.name}: {outcome.error_message}"
-        return ToolResult(call.id, text, is_error=True, untrusted=outcome.metadata.untrusted)
+        untrusted = outcome.metadata.untrusted
+        return ToolResult(call.id, text, is_error=True, untrusted=untrusted, images=outcome.images)
 
 
 FORBIDDEN = failed("permission_denied", "The rules changed.", reason="policy")
@@ -317,7 +318,7 @@ WORDS: list[tuple[str, Conversation, str, Facts, Response | None]] = [
 def test_words_answer_a_question(
     state: Conversation, text: str, facts: Facts, response: Response | None
 ) -> None:
-    assert answer(seen(state, facts), "e1", text, "") == response
+    assert answer(seen(state, facts), Input(event_id="e1", text=text)) == response
 
 
 def seen(state: Conversation, facts: Facts) -> View:
@@ -353,7 +354,39 @@ IN_GERMAN = fold(r.PromptSpoken("q1", "Darf ich?", language="de"), r.PromptHeard
 def test_a_question_is_repeated_in_the_language_of_the_answer(
     state: Conversation, text: str, lang: str, response: Response
 ) -> None:
-    assert answer(seen(state, {}), "e1", text, lang) == response
+    assert answer(seen(state, {}), Input(event_id="e1", text=text, lang=lang)) == response
+
+
+PICTURE = Image(id="p", media_type="image/png", size=9, width=3, height=3)
+
+
+def showing(*records: r.Record) -> list[r.Record]:
+    """Make the records of words with a picture: the first one, and the result of their call, have it."""
+    decision, *others = records
+    assert isinstance(decision, r.QuestionDecided | r.AnswerUnclear)
+    shown = [
+        replace(other, result=replace(other.result, images=(PICTURE,))) if at == 0 else other
+        for at, other in enumerate(others)
+        if isinstance(other, r.CallFinished)
+    ]
+    rest = [other for other in others if not isinstance(other, r.CallFinished)]
+    return [replace(decision, images=(PICTURE,)), *shown, *rest]
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "response"),
+    [
+        pytest.param(HEARD, "yes", showing(YES), id="a yes: for the result that comes"),
+        pytest.param(HEARD, "no", showing(*NO), id="a no: in its result"),
+        pytest.param(CARD, "no", showing(*NO), id="a no to a card"),
+        pytest.param(HEARD, "hm", showing(unclear("hm", True), again(2)), id="an unclear answer"),
+        pytest.param(HEARD, "what time is it?", None, id="another request, which has its own turn"),
+    ],
+)
+def test_a_picture_with_an_answer_is_kept(
+    state: Conversation, text: str, response: list[r.Record] | None
+) -> None:
+    assert answer(seen(state, {}), Input(event_id="e1", text=text, images=(PICTURE,))) == response
 
 
 # -- presentations

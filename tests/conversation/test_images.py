@@ -15,7 +15,7 @@ from conductor.conversation.state import Conversation, Notice
 from conductor.events import client
 from conductor.images import Taken
 from conductor.messages import Illustrated, Image, ToolResult, UserMessage
-from tests.conversation.build import NOW, STARTED, device, finished, fold, replied, result, view
+from tests.conversation.build import NOW, STARTED, device, finished, fold, question, replied, result, view
 
 A, B, C = (Image(id=key, media_type="image/png", size=9, width=750, height=2) for key in "abc")
 NINE = tuple(replace(A, id=f"n{number}") for number in range(9))
@@ -31,6 +31,14 @@ def snapped(*images: Image) -> list[r.Record]:
     """Make the records of a call that gives images."""
     shown = replace(result(), images=images)
     return [replied(device(started_at=NOW)), finished(result=shown)]
+
+
+ASKED = [turn(), replied(device(consent="needed")), r.QuestionsAsked((question(),))]
+UNCLEAR = r.AnswerUnclear(question_id="q1", event_id="e1", text="hm", counts=True)
+
+
+def allowed(*images: Image) -> r.QuestionDecided:
+    return r.QuestionDecided(question_id="q1", call_id="c1", outcome="allowed", event_id="e2", images=images)
 
 
 LATE = Notice(text="late", late=True, expires_at=NOW + 9_000, images=(A,))
@@ -81,6 +89,22 @@ ROWS: list[tuple[str, list[r.Record], dict[str, int], list[str], list[str]]] = [
     ),
     ("a late result that waits", [r.NoticeTaken("", LATE)], {"a": 0}, [], []),
     ("a late result in its turn", [r.NoticeTaken("", LATE), turn()], {"a": 1}, [], []),
+    ("an answer with a picture: it waits for the result", [*ASKED, allowed(B)], {"b": 0}, [], []),
+    (
+        "the result after an answer with a picture",
+        [*ASKED, allowed(B), finished(result=replace(result(), images=(B, A)))],
+        {"b": 1, "a": 1},
+        [],
+        [],
+    ),
+    (
+        "an unclear answer with a picture, and a yes with another",
+        [*ASKED, replace(UNCLEAR, images=(A,)), allowed(B)],
+        {"a": 0, "b": 0},
+        [],
+        [],
+    ),
+    ("an answer to a call that is over", [*ASKED, finished(), allowed(B)], {}, [], []),
     (
         "more than a session keeps: the oldest goes",
         [turn("words-1", A), *snapped(*NINE)],
@@ -106,12 +130,29 @@ def test_a_conversation_keeps_an_image_for_two_turns(
     )
 
 
+PAUSED = fold(
+    STARTED,
+    replied(text="One two.", speech_text="One two."),
+    ANSWERED,
+    r.SpeechPaused(event_id="p1", speech_id="call_claim_c87", name="s"),
+)
+
+
 def test_words_and_results_bring_their_images() -> None:
     taken = Taken((A,), (("a", b"a"),))
     started = receive(view(Conversation()), "e1", client.TranscriptFinal("look"), taken)
     assert isinstance(started, list) and list(r.images(started)) == [A]
+    listened = receive(view(PAUSED), "e1", client.TranscriptFinal("mhm"), taken)
+    assert isinstance(listened, list) and list(r.images(listened)) == [A]
+    assert receive(view(PAUSED), "e1", client.TranscriptFinal("mhm")) == [
+        r.PauseEnded(resumes=True, event_id="e1", text="mhm", name="s")
+    ]
     waiting = receive(view(fold(STARTED, ANSWERED, turn("e0"))), "e1", client.TranscriptFinal("look"), taken)
     assert isinstance(waiting, list) and list(r.images(waiting)) == [A]
+
+
+def test_an_answer_brings_its_images_with_its_own_commit() -> None:
+    assert list(r.images([replace(UNCLEAR, images=(A,)), allowed(B)])) == [A, B]
 
 
 TOKENS = [

@@ -245,7 +245,7 @@ class _History:
     def add(self, item: Message) -> None:
         """Add a message of the history. Raises `_PrefixChanged`."""
         if isinstance(item, ToolResult):
-            self._results.append(_Result(self._ids[item.call_id], self._content(item), item.is_error))
+            self._add_result(item)
         elif isinstance(item, Note) and item.passing:
             self._passing.append(_Passing(user_text(item, self.images)))
         elif not isinstance(item, AssistantMessage):
@@ -254,10 +254,14 @@ class _History:
             self._add_reply(item)
         self._count += 1
 
-    def _content(self, result: ToolResult) -> str | list[_TextBlock | _Image]:
-        text, images = user_text(result, self.images), self._images(result)
-        # The service refuses an error with anything but text.
-        return [_TextBlock(text), *images] if images and not result.is_error else text
+    def _add_result(self, item: ToolResult) -> None:
+        text, images, key = user_text(item, self.images), self._images(item), self._ids[item.call_id]
+        content: str | list[_TextBlock | _Image] = [_TextBlock(text), *images]
+        if not images or item.is_error:
+            content = text
+        self._results.append(_Result(key, content, item.is_error))
+        if images and item.is_error:  # the service refuses an error with anything but text
+            self._texts += [_TextBlock(f"[The images of the result of {key}:]"), *images]
 
     def _images(self, item: Message) -> list[_Image]:
         return [_Image(_Source(media_type, data)) for media_type, data in shown(item, self.images)]

@@ -13,7 +13,7 @@ from conductor.server.websocket import EventRate
 from conductor.session.inbound import InboundResult
 from conductor.settings import Limits
 from tests.app import Shown
-from tests.dialogues import begin, call, declared, results_of, talking
+from tests.dialogues import DEVICE, begin, call, declared, results_of, talking
 from tests.models import AnthropicService, JsonObject, Reply
 from tests.pictures import JPEG, WEBP, jpeg_of, on_the_wire, png, webp_of
 from tests.serving import provider_for, serving
@@ -136,6 +136,46 @@ async def test_words_count_beside_images_of_an_app_without_the_capability(
         phone.send("user.audio.transcript.final", {"text": "hi there", "images": images})
         await phone.until("assistant.speech.final", text="Hello.")
         assert not phone.errors()
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["a card", "a spoken question"])
+@pytest.mark.parametrize("answer", ["yes", "no"])
+async def test_the_model_sees_what_the_person_shows_with_an_answer(
+    claude: AnthropicService, answer: str, card: bool
+) -> None:
+    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="I see.")]
+    capabilities = ("images", "approval") if card else ("images",)
+    shown = [] if card else [on_the_wire(WEBP, "image/webp")]
+    async with talking(claude, *capabilities, device=DEVICE, heard_window=0.0) as phone:
+        phone.say("move it")
+        if card:
+            asked = await phone.until("approval.request")
+            phone.send("approval.shown", {"approvalId": asked["payload"]["approvalId"]})
+        else:
+            asked = await phone.until("state idle", since=await phone.until("tts.speak"))
+            phone.say("hm, I mean...", images=shown)
+            await phone.until("state idle", since=await phone.until("tts.speak", since=asked))
+        phone.say(answer, images=[on_the_wire(PICTURE)])
+        await phone.until("assistant.speech.final", text="I see.")
+        assert phone.runs == ([("move_file", {"path": "a"})] if answer == "yes" else [])
+    request = claude.requests[-1]
+    assert images_of(request) == [*(("image/webp", WEBP) for _ in shown), ("image/png", PICTURE)]
+    (read,) = results_of(request)
+    first = "The first image" if card else "The first 2 images"
+    assert f"{first} of this result came from the user" in str(read["metadata"]["notes"])
+
+
+async def test_a_backchannel_with_an_image_is_no_backchannel(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text="It is by the window."), Reply(text="A cat.")]
+    device = {"tts.speak": lambda arguments: None}
+    async with talking(claude, "images", "pause", device=device) as phone:
+        phone.say("where is it?")
+        spoken = await phone.until("tts.speak")
+        phone.pause(speechId=spoken["payload"]["callId"], spokenText="It is")
+        phone.say("mhm", images=[on_the_wire(PICTURE)])
+        await phone.until("assistant.speech.final", text="A cat.")
+        assert phone.events("audio.output.resume") == []
+    assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
 
 
 async def test_a_fourth_image_of_a_transcript_is_refused_in_words(claude: AnthropicService) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_result
 
 from conductor.errors import ModelError
 from conductor.images import Picture, take
@@ -96,6 +97,14 @@ async def test_an_image_of_a_result_is_in_the_next_request_of_its_turn(make: Any
             await provider.aclose()
         text = json.dumps(service.requests[-1])
     assert all(b64encode(pictures[image.id]).decode() in text for image in (FIRST, SECOND))
+
+
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_an_image_of_a_failed_result_is_seen(make: Any, model: str) -> None:
+    failed = replace_result(MESSAGES[2], is_error=True)
+    request = replace(REQUEST, messages=[*MESSAGES[:2], failed, MESSAGES[3]])
+    async with asked(make, model, request) as (_, text):
+        assert all(b64encode(data).decode() in text for _, data in TAKEN.pictures)
 
 
 @pytest.mark.parametrize(("make", "model"), BLIND_AT.values(), ids=BLIND_AT)
