@@ -814,7 +814,7 @@ class Client {
     this.#outbox.entries.unshift(...saved.outbox.map((entry) => ({ ...entry, sentOn: 0 })));
     for (const [callId, stage] of saved.calls) {
       this.#calls.set(callId, stage === "begun" ? "taken" : stage);
-      if (stage === "begun") this.#outbox.add(this.#event("tool.result", { callId, result: null, error: BROKEN_OFF }), false);
+      if (stage === "begun") this.#outbox.add(this.#event("tool.cancelled", { callId, effect: "partial", result: BROKEN_OFF }), false);
     }
   }
 

@@ -226,8 +226,8 @@ def _help(request: ModelRequest) -> str:
 # -- from results to words
 
 _REMINDER = re.compile(r"(?s)\AThe user asked to be reminded on .*? of this: (.*?)(\n.*)?\Z")
+_MAY_HAVE_HAPPENED = "I don't know whether that happened. It may have, so I am not trying again."
 _FAILURES = {
-    "unknown": "I don't know whether that happened. It may have, so I am not trying again.",
     "permission_denied": "All right, I left it.",
     "approval_timeout": "I had no clear yes from you, so I left it.",
 }
@@ -245,12 +245,15 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
     """Put a result into words: a tool outcome as JSON, or other text, which is data or an error's message."""
     outcome = _decoded(result.content)
     if not isinstance(outcome, dict) or not isinstance(outcome.get("success"), bool):
-        kind = "unknown" if "may or may not" in result.content else "internal_error"
-        outcome = {"success": not result.is_error, "data": outcome, "error_type": kind}
-        outcome["error_message"] = result.content
+        outcome = {"success": not result.is_error, "data": outcome, "error_message": result.content}
     name = spaced(call.name).capitalize()
     if not outcome["success"]:
-        kind, message = str(outcome.get("error_type")), str(outcome.get("error_message") or "")
+        kind = str(outcome.get("error_type", "internal_error"))
+        message = str(outcome.get("error_message") or "")
+        if "Do not repeat it" in message:  # nobody knows, or a part was done
+            return _MAY_HAVE_HAPPENED
+        if kind == "unknown":
+            return f"{name} did not answer in time."
         return _FAILURES[kind] if kind in _FAILURES else f"{name} did not work: {_ended(message or kind)}"
     if result.images:
         return _unseen(result.images)

@@ -185,9 +185,16 @@ class PageUser:
         return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
 
     async def received(self, kind: str) -> list[dict[str, Any]]:
-        """List the payloads of the server's events of a type."""
-        events = (event for event in await self.events() if event["direction"] == "in")
-        return [event["event"]["payload"] for event in events if event["event"]["type"] == kind]
+        """List the payloads of the server's events of a type, since the page was loaded."""
+        return await self._payloads("in", kind)
+
+    async def sent(self, kind: str) -> list[dict[str, Any]]:
+        """List the payloads of the page's events of a type, since the page was loaded."""
+        return await self._payloads("out", kind)
+
+    async def _payloads(self, direction: str, kind: str) -> list[dict[str, Any]]:
+        events = (event["event"] for event in await self.events() if event["direction"] == direction)
+        return [event["payload"] for event in events if event["type"] == kind]
 
     async def resize(self, width: int, height: int) -> None:
         await self.page.set_viewport_size({"width": width, "height": height})

@@ -202,8 +202,10 @@ async def test_a_tool_cut_off_by_a_reload_is_reported_as_unknown(user: PageUser)
     await user.page.locator("#events .type", has_text="tool.activity").first.wait_for()
     await user.tab("faults")
     await user.page.click("#fault-reload")
-    await user.answer("it may have happened")
-    assert [call for call in await user.received("tool.call") if call["name"] == "door.open"] == []
+    await user.answer("I don't know whether that happened")
+    (broken_off,) = await user.sent("tool.cancelled")
+    assert broken_off["effect"] == "partial"
+    assert await user.sent("tool.started") == []  # it does not run again
 
 
 async def test_the_quickstarts_own_tool_is_asked_about_and_runs(user: PageUser) -> None:

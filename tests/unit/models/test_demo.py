@@ -19,7 +19,7 @@ from conductor.models.base import Finished, ModelEvent, ModelRequest, TextDelta,
 from conductor.plugins.models.demo import DemoProvider, output_for
 from conductor.settings import load_settings
 from conductor.tools.declarations import load_catalog
-from conductor.tools.outcomes import ToolOutcome, failed, succeeded
+from conductor.tools.outcomes import ToolOutcome, cancelled_outcome, failed, succeeded, timeout_outcome
 from conductor.tools.toolsets import all_tools
 from tests.cpu import least_cpu_s
 from tests.server.wires import WAIT
@@ -308,25 +308,17 @@ async def test_one_failure_among_two_says_which() -> None:
     assert words.endswith("Calculator did not work: The abacus broke.")
 
 
-async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated() -> None:
-    talk = TerminalChat(
-        note__delete=lambda _: failed("unknown", "No answer came.", reason="tool_result_timeout")
-    )
+@pytest.mark.parametrize("outcome", [timeout_outcome("write", 30.0), cancelled_outcome("partial", None, 1.0)])
+async def test_an_unknown_outcome_is_neither_claimed_nor_denied_nor_repeated(outcome: ToolOutcome) -> None:
+    talk = TerminalChat(note__delete=lambda _: outcome)
     words = await talk.hear("delete the note Milk")
     assert len(talk.calls) == 1
-    assert words.startswith("I don't know whether that happened.")
-    assert "did not work" not in words
+    assert words == "I don't know whether that happened. It may have, so I am not trying again."
 
 
-async def test_a_call_that_was_cut_off_is_an_unknown_outcome() -> None:
-    call = ToolCall("c1", "door.open", '{"door":"front"}')
-    closed = "Interrupted before a result was produced; it may or may not have run."
-    messages = (
-        UserMessage("open the front door"),
-        AssistantMessage(text="", calls=(call,)),
-        ToolResult("c1", closed, True),
-    )
-    assert "I don't know whether that happened." in output_for(ModelRequest("", messages, TOOLS)).text
+async def test_a_call_that_only_reads_and_did_not_end_in_time_cannot_have_happened() -> None:
+    talk = TerminalChat(calculator=lambda _: timeout_outcome("read", 30.0))
+    assert await talk.hear("what is 3 times 3") == "Calculator did not answer in time."
 
 
 async def test_a_tool_that_is_not_offered_is_not_called() -> None:
