@@ -68,6 +68,7 @@ def write_locations(stream: TextIO, exc_info: ExcInfo) -> None:
     """Write a traceback and the tracebacks of its causes, without messages of exceptions."""
     error: BaseException | None = exc_info[1]
     visited: set[int] = set()
+    stream.write("\n")  # structlog leaves the end of the event's line to the traceback
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         stream.write("Traceback (most recent call last):\n")
@@ -81,4 +82,4 @@ def write_locations(stream: TextIO, exc_info: ExcInfo) -> None:
 def _text(write: Callable[[TextIO, ExcInfo], None], exc_info: ExcInfo) -> str:
     stream = io.StringIO()
     write(stream, exc_info)
-    return stream.getvalue().rstrip("\n")
+    return stream.getvalue().strip("\n")

@@ -24,7 +24,12 @@ class Shown:
 
 
 def wire_pictures(images: Sequence[bytes]) -> list[WirePicture]:
-    """Write images for the wire. Raises `ValueError` for one that the server would refuse."""
+    """Write images for the wire.
+
+    Raises `ImageRefused`, a `ValueError`, for one that the server would refuse, and `TypeError` for a path.
+    """
+    if not all(isinstance(data, bytes) for data in images):
+        raise TypeError("images are the bytes of files, such as Path(name).read_bytes().")
     if len(images) > MAX_IMAGES:
         raise ImageRefused(f"There are {len(images)} images; the most is {MAX_IMAGES}.")
     pictures = [checked(Picture(format_of(data) or "", data)) for data in images]

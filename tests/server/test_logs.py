@@ -84,6 +84,11 @@ def test_a_traceback_contains_locations_and_classes_without_messages(log_format:
         assert part in text
 
 
+def test_a_traceback_begins_a_line_of_its_own() -> None:
+    text = lines(log_format="console")
+    assert "tool=x" in text[text.index("Traceback (most recent call last):") - 1]
+
+
 @pytest.mark.parametrize("log_format", ["json", "console"])
 def test_content_is_logged_on_request(log_format: str) -> None:
     assert SECRET in "\n".join(lines(log_format=log_format, content=True))
