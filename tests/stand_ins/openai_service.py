@@ -174,9 +174,13 @@ def chat_pieces(
         for part in _arguments(call, reply):
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
     yield chunk({}, _FINISH.get(reply.stop, reply.stop), counts=False)
-    figures = {"prompt_tokens": usage["read"], "completion_tokens": usage["written"]}
-    details = {"prompt_tokens_details": {"cached_tokens": usage.get("cached", 0)}}
-    yield data({"choices": [], "usage": {**figures, **details}})
+    figures = {
+        "prompt_tokens": usage["read"],
+        "completion_tokens": usage["written"],
+        "total_tokens": usage["read"] + usage["written"],
+        "prompt_tokens_details": {"cached_tokens": usage.get("cached", 0)},
+    }
+    yield data({"choices": [], "usage": figures})
     yield Piece(b"data: [DONE]\n\n")
 
 
@@ -216,10 +220,13 @@ def responses_pieces(
             yield event("response.function_call_arguments.delta", {"delta": part}, delta=True)
         status = "incomplete" if reply.stop == "max_tokens" else "completed"
         yield event("response.output_item.done", {"item": {**item, "arguments": call.raw, "status": status}})
-    details = {"cached_tokens": usage.get("cached", 0)}
     figures = {
-        "input_tokens": usage["read"], "output_tokens": usage["written"], "input_tokens_details": details,
-    }  # fmt: skip
+        "input_tokens": usage["read"],
+        "input_tokens_details": {"cached_tokens": usage.get("cached", 0), "cache_write_tokens": 0},
+        "output_tokens": usage["written"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["read"] + usage["written"],
+    }
     why = {"max_tokens": "max_output_tokens", "refusal": "content_filter"}.get(reply.stop)
     if why is None:
         yield event("response.completed", {"response": {**response, "status": "completed", "usage": figures}})
