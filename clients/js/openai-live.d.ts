@@ -5,24 +5,34 @@ export interface Channel {
   readonly readyState: string | number;
   send(data: string): void;
   addEventListener(type: "message" | "close", act: (event: any) => void): void;
+  removeEventListener(type: "message" | "close", act: (event: any) => void): void;
 }
 
 export interface BridgeOptions {
   /** Each utterance of both sides, when it is over. */
   onTalk?(side: "person" | "voice", text: string): void;
-  /** An `error` event of the voice session. Refusals while an audio fixture plays are no errors. */
+  /**
+   * An `error` event of the voice session. A command that was refused is sent once more. Refusals while an audio fixture plays
+   * are no errors.
+   */
   onError?(error: { type: string; code: string; message: string; client_event_id?: string | null; param?: string | null }): void;
-  /** How long a side is silent when its utterance is over, in milliseconds. Default 800. The waits of the bridge grow with it. */
+  /**
+   * How long a side is silent when its utterance is over, in milliseconds. Default 800. The waits of the bridge grow with it: a
+   * delegation waits twelve times as long for its transcript.
+   */
   quietMs?: number;
 }
 
 export interface Bridge {
   /**
    * Go on with the channel of another voice session, after the loss of the one before. What was not appended is appended
-   * there, and questions are asked anew.
+   * there, and questions are asked anew. The channel before is not listened to any more.
    */
   use(channel: Channel): void;
-  /** Leave the voice session. The client goes on without a voice in front, and speaks by its own `speak`. */
+  /**
+   * Leave the voice session. The client goes on without a voice in front, and speaks by its own `speak`. An open question is left
+   * to its card. Without `onApproval` it is denied, unless the app decides it in the same task.
+   */
   close(): void;
 }
 

@@ -57,87 +57,77 @@ function pieces(text) {
 }
 
 /** What both sides say, in utterances. Their `state` is "new", "asked" (the session behind knows them) or "told" (as a fact). */
-class Ears {
-  entries = [];
-  #timers = {};
+class Ears {  entries = [];
   of = (side) => this.entries.filter((entry) => entry.side === side);
   isOpen = (side) => this.of(side).at(-1)?.isOpen ?? false;
   since = (fromMs) => this.of("voice").flatMap(({ fragments }) => fragments).filter(({ startMs }) => startMs >= fromMs);
-
-  /** Whether a fragment begins an utterance. Fragments may come late: what follows without a pause began with what was before. */
+  /** Hear a fragment. Fragments may come late: what follows without a pause began with what was before. */
   take(side, { delta, start_ms: startMs, end_ms: endMs }) {
     const last = this.of(side).at(-1);
-    const follows = last && startMs - last.endMs < QUIET_MS;
-    if (last?.isOpen && !follows) this.ended(Object.assign(last, { isOpen: false }));
+    const follows = last && startMs - last.endMs < this.quietMs;
+    if (last?.isOpen && !follows) this.#end(last);
     const beganMs = follows ? last.beganMs : startMs;
     const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, beganMs, isOpen: true, state: "new" };
     if (entry !== last) this.entries = [...this.entries, entry].slice(-UTTERANCES);
-    entry.fragments.push({ text: follows || entry.text ? delta : ` ${delta}`, startMs, endMs });
+    const count = entry.fragments.push({ text: follows || entry.text ? delta : ` ${delta}`, startMs, endMs });
     Object.assign(entry, { text: entry.text + delta, endMs });
-    clearTimeout(this.#timers[side]);
-    this.#timers[side] = setTimeout(() => this.ended(Object.assign(entry, { isOpen: false })), this.quietMs);
-    return entry !== last;
+    this.later(this.quietMs, () => entry.isOpen && entry.fragments.length === count && this.#end(entry));
   }
-
-  clear() {
-    Object.values(this.#timers).forEach(clearTimeout);
-    this.entries = [];
-  }
+  #end = (entry) => this.ended(Object.assign(entry, { isOpen: false }));
 }
 
 /** Commands to the voice in their order: each is sent until it is appended, to one voice session after the other. */
 class Commands {
-  #waiting = []; // { event, isSent, settle }
+  #waiting = new Set(); // { event, isSent, wasRefused, settle }
   #send = null; // without a voice session that has started
+  #isOver = false;
+  session = 0; // the number of the voice session; each has times of its own
   #fixture = null; // the timer of an audio fixture, during which commands are refused
-
-  /** Resolves to the time of the voice session at which it was appended, or to null. */
+  /** Resolves to the time at which it was appended and the voice session, or to null. */
   add(kind, content, delegationId = null, signal) {
     const event = { type: `session.${kind}.append`, event_id: `bridge-${Math.random().toString(36).slice(2)}`, delegation_id: delegationId, content };
     return new Promise((resolve) => {
-      const command = { event, isSent: false };
-      command.settle = (timeMs) => {
-        this.#waiting = this.#waiting.filter((one) => one !== command);
-        resolve(timeMs);
-      };
-      this.#waiting.push(command);
+      const settle = (timeMs) => this.#waiting.delete(command) && resolve(timeMs === null ? null : { timeMs, session: this.session });
+      const command = { event, isSent: false, wasRefused: false, settle };
+      this.#waiting.add(command);
       signal?.addEventListener("abort", () => command.settle(null), { once: true });
-      if (signal?.aborted) command.settle(null);
+      if (signal?.aborted || this.#isOver) command.settle(null);
       this.flush();
     });
   }
-
   flush(send = this.#send) {
     this.#send = send;
     if (!send || this.#fixture) return;
-    for (const command of this.#waiting.filter(({ isSent }) => !isSent)) {
+    for (const command of this.#waiting) {
+      if (!command.isSent) send(command.event);
       command.isSent = true;
-      send(command.event);
     }
   }
-
   /** The voice session is over. Another one knows none of its delegations, and has no use for silent context. */
   end(isForGood) {
     this.#send = null;
+    this.#isOver = isForGood;
+    this.session += 1;
     this.fixture(false);
     for (const command of this.#waiting) {
       Object.assign(command, { isSent: false, event: { ...command.event, delegation_id: null } });
       if (isForGood || command.event.type === "session.thinking.append") command.settle(null);
     }
   }
-
   fixture(plays) {
     clearTimeout(this.#fixture);
     this.#fixture = plays ? setTimeout(() => this.fixture(false), FIXTURE_MS) : null;
     this.flush();
   }
-
   /** The service's answer to a command. Whether a refusal is no fault: a fixture began while the command was on its way. */
   answered(id, startMs) {
-    const command = this.#waiting.find(({ event }) => event.event_id === id);
+    const command = [...this.#waiting].find(({ event }) => event.event_id === id);
     const isForLater = startMs === null && this.#fixture !== null && Boolean(id?.startsWith("bridge-"));
     if (command && isForLater) command.isSent = false;
-    else if (command) command.settle(startMs);
+    else if (command && startMs === null && !command.wasRefused) {
+      Object.assign(command, { isSent: false, wasRefused: true, event: { ...command.event, delegation_id: null } });
+      this.flush(); // once more, without the delegation
+    } else command?.settle(startMs);
     return isForLater;
   }
 }
@@ -148,13 +138,14 @@ class Bridge {
   #channel = null;
   #commands = new Commands();
   #ears;
+  #timers = new Set();
   #checks = new Set(); // of those that wait for the voice to fall silent
   #floor = Promise.resolve(); // one text at a time is given to the voice
-  #delegations = []; // that wait for the end of the person's utterance: { id, offsetMs }
+  #delegations = []; // that wait for the person's words: { id, offsetMs, isLate }
   #seen = new Set(); // ids of delegations
-  #waiting = []; // requests for the session behind: { id, to, words, isAnswered }; `to` is the delegation to answer
+  #waiting = []; // requests for the session behind: { id, to, words, isAnswered }; `id` of the transcript, `to` of the delegation
   #running = []; // the one that it works on, and answers to its questions
-  #questions = []; // that stand: { request, signal, hasCard, parts, fromMs, asks, isAsking }
+  #questions = []; // that stand: { request, signal, hasCard, parts, givenMs, fromMs, asks, isAsking }; `givenMs` is the first time
   #answers = []; // what was said while a question stands, until the voice is silent: { entry, id }
   #deciding = Promise.resolve();
   #shown = new Set(); // ids of questions for which the server counts a yes
@@ -163,108 +154,120 @@ class Bridge {
   constructor(client, channel, options) {
     this.#client = client;
     this.#options = { quietMs: QUIET_MS, ...options };
-    this.#ears = Object.assign(new Ears(), { quietMs: this.#options.quietMs, ended: (entry) => this.#ended(entry) });
+    this.#ears = Object.assign(new Ears(), { quietMs: this.#options.quietMs, later: this.#later, ended: this.#ended });
     client.attach(this);
     this.use(channel);
   }
 
   // The voice session
+  #acts = Object.entries({ message: ({ data }) => this.#read(JSON.parse(data)), close: () => this.#lose() });
+  #send = (command) => ["open", 1].includes(this.#channel.readyState) && this.#channel.send(JSON.stringify(command));
   use(channel) {
     this.#lose();
     this.#channel = channel;
-    const send = (command) => ["open", 1].includes(channel.readyState) && channel.send(JSON.stringify(command));
-    const mine = (act) => (event) => channel === this.#channel && act(event);
-    channel.addEventListener("message", mine(({ data }) => this.#read(JSON.parse(data), send)));
-    channel.addEventListener("close", mine(() => this.#lose()));
+    for (const [type, act] of this.#acts) channel.addEventListener(type, act);
   }
-
   close() {
+    const unasked = this.#questions.splice(0).filter(({ hasCard }) => !hasCard);
     this.#lose(true);
+    this.#timers.forEach(clearTimeout);
     this.#client.attach(null);
+    // The app may decide in the same task.
+    for (const question of unasked) Promise.resolve().then(() => this.#deny(question, NOT_ASKED)).catch(() => {});
   }
-
-  #read({ type, ...event }, send) {
-    if (type.startsWith("session.")) this.#commands.flush(send); // any event tells that the session has started
-    if (type === "session.input_transcript.delta") this.#hear("person", event);
-    else if (type === "session.output_transcript.delta") this.#hear("voice", event);
+  #later = (ms, act) => {
+    const timer = setTimeout(() => this.#timers.delete(timer) && act(), ms);
+    this.#timers.add(timer);
+  };
+  #read({ type, ...event }) {
+    if (type.startsWith("session.")) this.#commands.flush(this.#send); // any event tells that the session has started
+    if (type === "session.input_transcript.delta") this.#ears.take("person", event);
+    else if (type === "session.output_transcript.delta") this.#ears.take("voice", event);
     else if (type === "session.delegation.created") this.#delegated(event);
     else if (type.endsWith(".appended")) this.#commands.answered(event.client_event_id, event.start_ms);
     else if (type.startsWith("session.output_audio.fixture.")) this.#commands.fixture(type.endsWith("playing"));
     else if (type === "session.closed") this.#lose();
     else if (type === "error" && !this.#commands.answered(event.error.client_event_id, null)) this.#options.onError?.(event.error);
   }
-
   /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
   #lose(isForGood = false) {
+    for (const [type, act] of this.#acts) this.#channel?.removeEventListener(type, act);
     this.#channel = null;
     for (const entry of this.#ears.entries) entry.isOpen = false;
+    for (const delegation of this.#delegations) delegation.isLate = true;
     this.#delegate();
     this.#commands.end(isForGood);
     for (const task of [...this.#waiting, ...this.#running]) task.to = null;
     for (const check of [...this.#checks]) check();
     this.#tell();
-    this.#ears.clear();
+    this.#ears.entries = [];
     this.#answers = [];
-    this.#askAnew();
+    this.#askAnew({ asks: 0, givenMs: null });
   }
-
-  #hear(side, event) {
-    const isNext = this.#ears.take(side, event) && side === "person" && !this.#delegations.length;
-    if (isNext) this.#tell(this.#ears.of("voice").at(-1)?.startMs ?? -Infinity); // nothing of the exchange before was delegated
-  }
-
-  #ended(entry) {
+  #ended = (entry) => {
     this.#options.onTalk?.(entry.side, entry.text.trim());
     for (const check of [...this.#checks]) check();
-    if (entry.side === "person" && entry.beganMs >= (this.#questions[0]?.fromMs ?? Infinity)) {
+    if (entry.side === "person" && entry.beganMs >= (this.#questions[0]?.givenMs ?? Infinity)) {
       entry.state = "asked";
-      this.#answers.push({ entry, id: this.#delegations.shift()?.id });
+      const own = this.#delegations.find(({ offsetMs }) => offsetMs >= entry.startMs);
+      this.#delegations = this.#delegations.filter((delegation) => delegation !== own);
+      this.#answers.push({ entry, id: own?.id });
     }
-    if (!this.#ears.isOpen("person")) this.#delegate();
+    if (entry.side === "person" && !this.#delegations.length) this.#tell(this.#replyBefore(entry.startMs)?.startMs ?? -Infinity);
+    this.#delegate();
     this.#deciding = this.#deciding.then(() => this.#decide());
-  }
+  };
 
   // Requests
   #delegated({ delegation: { id, target }, offset_ms: offsetMs }) {
     if (target !== "client" || this.#seen.has(id)) return;
     this.#seen.add(id);
-    this.#delegations.push({ id, offsetMs });
-    if (!this.#ears.isOpen("person")) setTimeout(() => this.#ears.isOpen("person") || this.#delegate(), this.#options.quietMs);
+    const delegation = { id, offsetMs, isLate: false };
+    this.#delegations.push(delegation);
+    this.#later(this.#options.quietMs, () => this.#delegate());
+    this.#later(PATIENCE * this.#options.quietMs, () => this.#delegate((delegation.isLate = true)));
   }
-
   /** Ask the session behind. The second delegation of an utterance finds no new words. */
   #delegate() {
-    for (const { id, offsetMs } of this.#delegations.splice(0)) {
-      const words = this.#wordsUntil(offsetMs);
-      if (words) this.#waiting.push({ id, to: id, words });
+    for (const delegation of this.#ears.isOpen("person") ? [] : this.#delegations) {
+      const [{ id, offsetMs }, meant] = [delegation, this.#meant(delegation)];
+      if (!meant) continue;
+      this.#delegations = this.#delegations.filter((one) => one !== delegation);
+      for (const entry of meant) Object.assign(entry, { state: "asked", untilMs: Math.max(entry.endMs, offsetMs) });
+      const words = meant.map(({ text }) => text.trim()).join(" ");
+      if (words) this.#waiting.push({ id: `delegation-${id.slice(-100)}`, to: id, words });
       else this.#commands.add("thinking", SILENCE, id);
     }
     this.#next();
   }
-
-  #wordsUntil(offsetMs) {
+  /** The utterances that a delegation means: none if they are asked already, null while its transcript may be yet to come. */
+  #meant({ offsetMs, isLate }) {
     const own = this.#ears.of("person").filter(({ startMs }) => startMs <= offsetMs);
-    if (!own.length || own.at(-1).state === "asked") return "";
-    const taken = own.filter(({ state }, index) => state === "new" || index === own.length - 1); // the last may be a fact already
-    for (const entry of taken) entry.state = "asked";
-    return taken.map(({ text }) => text.trim()).join(" ");
+    const [last, reply] = [own.at(-1), this.#replyBefore(offsetMs)];
+    const isAnswered = reply?.endMs > last?.endMs && reply.endMs + ECHO_MS <= offsetMs; // as small talk
+    const isPast = last?.state === "asked" ? (last.untilMs ?? last.endMs) + this.#options.quietMs <= offsetMs : isAnswered;
+    if ((!last || isPast) && !isLate) return null;
+    const beganMs = this.#replyBefore(last?.startMs)?.startMs ?? -Infinity; // of the exchange
+    return last?.state === "asked" ? [] : own.filter(({ state, startMs }) => state !== "asked" && startMs >= beganMs);
   }
-
+  #replyBefore = (timeMs) => this.#ears.of("voice").findLast(({ startMs }) => startMs <= timeMs);
   /** One request at a time, since a second one would interrupt the first; none while a question stands, whose answer it is not. */
   #next() {
     if (this.#waiting.length && !this.#running.length && !this.#questions.length) this.#run(this.#waiting.shift());
   }
-
   async #run(task) {
     this.#running.push(task);
     this.#tell();
-    const { errors, ending } = await this.#client.say(task.words, { id: task.id && `delegation-${task.id.slice(-100)}` });
+    const { text, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id });
+    const isLost = task.id && (ending === "lost" || errors.length > 0);
+    // The server repeats no older speech to a client that was away.
+    const isUnsaid = task.id && text && !task.isAnswered && !isLost && !interrupted && ending === "idle";
+    if (isUnsaid) await this.speak(text, { signal: new AbortController().signal });
     this.#running = this.#running.filter((one) => one !== task);
-    if (task.id && !task.isAnswered && (ending === "lost" || errors.length)) this.#commands.add("commentary", FAILED, task.to);
-    else if (!task.isAnswered && task.to) this.#commands.add("thinking", SILENCE, task.to);
+    if (isLost && !task.isAnswered) this.#commands.add("commentary", FAILED, task.to);
+    else if (task.to && !task.isAnswered) this.#commands.add("thinking", SILENCE, task.to);
     this.#next();
   }
-
   /** What was said without a request is a fact for the model behind, and starts no turn. */
   #tell(untilMs = Infinity) {
     const talk = this.#ears.entries.filter(({ isOpen, state, startMs }) => !isOpen && state === "new" && startMs <= untilMs);
@@ -284,23 +287,20 @@ class Bridge {
       if (!isAsWritten && !signal.aborted) this.#fact("voice-said", `Of your last reply the voice said: ${heard || "nothing"}`);
       return heard ?? "";
     });
-
-  notice = ({ type, payload }) => {
-    if (type === "tool.activity") this.#commands.add("thinking", payload.display.slice(0, TOKENS), this.#running[0]?.to);
-  };
-
+  notice = ({ type, payload: { display } }) =>
+    type === "tool.activity" && this.#commands.add("thinking", display.slice(0, TOKENS), this.#running[0]?.to);
   #isOnline = () => this.#client.connection === "open";
   #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
   /** What the voice says of a text, or null if it does not take the text. */
   async #give(text, signal, taken) {
     const to = this.#running[0]?.to;
-    const times = await Promise.all(pieces(text).map((piece) => this.#commands.add("commentary", piece, to, signal)));
-    const fromMs = Math.min(...times.filter((time) => time !== null));
+    const appended = await Promise.all(pieces(text).map((piece) => this.#commands.add("commentary", piece, to, signal)));
+    const times = appended.filter((one) => one?.session === this.#commands.session).map(({ timeMs }) => timeMs);
+    const fromMs = Math.min(...times);
     if (fromMs === Infinity) return null;
     taken?.(fromMs);
     return this.#silence(fromMs, signal);
   }
-
   /** What the voice says from a time on until it falls silent, is stopped, or has nothing to say. */
   #silence(fromMs, signal) {
     const channel = this.#channel;
@@ -323,53 +323,51 @@ class Bridge {
 
   // Consent
   ask = (request, { signal, hasCard }) => {
-    if (this.#questions.length && !hasCard) return this.#client.decide(request.approvalId, "deny", { words: ONE_AT_A_TIME });
-    const question = { request, signal, hasCard, parts: essentials(request), fromMs: null, asks: 0, isAsking: false };
+    const question = { request, signal, hasCard, parts: essentials(request), givenMs: null, fromMs: null, asks: 0, isAsking: false };
+    if (this.#questions.length && !hasCard) return this.#deny(question, ONE_AT_A_TIME);
     this.#questions.push(question);
     signal.addEventListener("abort", () => this.#settled(question));
     this.#present();
   };
-
+  #deny = ({ request }, words) => this.#client.decide(request.approvalId, "deny", { words });
   #settled(question) {
     this.#questions = this.#questions.filter((one) => one !== question);
     this.#shown.delete(question.request.approvalId);
     this.#askAnew();
     this.#next();
   }
-
   /** Words that were on their way at a cut approve nothing: the question must be heard anew. */
   connectionIs = (state) => {
     this.#shown.clear();
-    if (state === "open") this.#askAnew();
+    if (state === "open") this.#askAnew({ asks: 0 });
   };
-
-  #askAnew() {
-    for (const question of this.#questions) Object.assign(question, { fromMs: null, asks: 0 });
+  #askAnew(more) {
+    for (const question of this.#questions) Object.assign(question, { fromMs: null, ...more });
     this.#present();
   }
-
   /** Have the one question that stands asked until it was heard: what a voice left out, it did not ask. Else the card decides. */
   async #present() {
     const [question, ...others] = this.#questions;
     if (!question || others.length || question.isAsking || !this.#isOnline()) return; // `connectionIs` asks later
-    const { request, signal, hasCard } = question;
+    const { request, signal } = question;
     question.isAsking = true;
-    while (question.asks++ < ASKS && this.#isOnline() && !signal.aborted && this.#heardAt(question) === null) {
-      await this.#onFloor(() => this.#give(`${ASK} ${request.prompt}`, signal, (timeMs) => (question.fromMs = timeMs)));
+    const given = (timeMs) => Object.assign(question, { fromMs: timeMs, givenMs: question.givenMs ?? timeMs });
+    const isUnheard = () => this.#isOnline() && this.#questions.includes(question) && this.#heardAt(question) === null;
+    while (question.asks < ASKS && isUnheard()) {
+      question.asks += 1;
+      await this.#onFloor(() => this.#give(`${ASK} ${request.prompt}`, signal, given));
     }
     question.isAsking = false;
-    if (hasCard || signal.aborted || !this.#isOnline() || this.#heardAt(question) !== null) return;
-    this.#client.decide(request.approvalId, "deny", { words: NOT_ASKED });
+    if (question.hasCard || !isUnheard()) return;
+    this.#deny(question, NOT_ASKED);
     this.#settled(question);
   }
-
   /** When the voice had said all that is consented to, on the voice session's time; null if it has not. */
   #heardAt({ fromMs, parts }) {
     const said = fromMs === null ? [] : this.#ears.since(fromMs);
     const [all, until] = [wordsOf(textOf(said)), (index) => textOf(said.slice(0, index + 1))];
     return said.find((_, index) => placeOf(all, wordsOf(until(index))) === 0 && holds(until(index), parts))?.endMs ?? null;
   }
-
   /** Whether an utterance began after the question was heard, in a silence, and is no echo of the voice. */
   #counts({ beganMs, text }, question) {
     const heardAt = this.#heardAt(question);
@@ -378,7 +376,6 @@ class Bridge {
     const recent = textOf(before.filter(({ endMs }) => endMs > beganMs - TAIL_MS));
     return before.every(({ endMs }) => endMs + ECHO_MS <= beganMs) && placeOf(wordsOf(recent), wordsOf(text)) < 0;
   }
-
   /** Pass on what was said while a question stands. No yes counts before `approval.shown`, which only words that count bring about. */
   async #decide() {
     while (this.#answers.length && !this.#ears.isOpen("voice")) {
@@ -388,13 +385,14 @@ class Bridge {
       if (counts && !this.#shown.has(question.request.approvalId)) {
         this.#shown.add(question.request.approvalId);
         this.#client.send("approval.shown", { approvalId: question.request.approvalId });
-        await new Promise((resolve) => setTimeout(resolve, SHOWN_MS));
+        await new Promise((resolve) => this.#later(SHOWN_MS, resolve));
       }
       // What does not count is left out, if the server would take it for an answer, or gets it too late.
       if (this.#isOnline() && (counts || !this.#shown.size)) this.#run({ to: id, words: entry.text.trim() });
       else if (id) this.#commands.add("thinking", SILENCE, id);
-      const again = (fromMs) => this.#questions[0] === question && question.fromMs === fromMs && this.#askAnew();
-      if (question) setTimeout(again, UNSETTLED * this.#options.quietMs, question.fromMs);
+      const fromMs = question?.fromMs;
+      const again = () => this.#questions[0] === question && question.fromMs === fromMs && question.asks < ASKS && this.#askAnew();
+      if (question) this.#later(UNSETTLED * this.#options.quietMs, again);
     }
   }
 }

@@ -6,6 +6,11 @@ import { bridge } from "../openai-live.js";
 const QUIET_MS = 20;
 const wait = (times) => new Promise((resolve) => setTimeout(resolve, times * QUIET_MS));
 
+async function until(isSo) {
+  for (let tries = 0; tries < 500 && !isSo(); tries += 1) await wait(1);
+  assert.ok(isSo());
+}
+
 class Channel extends EventTarget {
   readyState = "open";
   sent = [];
@@ -15,26 +20,34 @@ class Channel extends EventTarget {
   close = () => this.dispatchEvent(new Event("close"));
   voice = (delta, startMs) => this.tell("session.output_transcript.delta", { delta, start_ms: startMs, end_ms: startMs + 100 });
   person = (delta, startMs) => this.tell("session.input_transcript.delta", { delta, start_ms: startMs, end_ms: startMs + 100 });
+  delegate = (id, offsetMs) => this.tell("session.delegation.created", { delegation: { id, target: "client" }, offset_ms: offsetMs });
   accept = (startMs, { event_id: id } = this.sent.at(-1)) =>
     this.tell("session.commentary.appended", { client_event_id: id, start_ms: startMs, end_ms: startMs });
 }
 
-/** A bridge, and what the client behind was told. */
-function joined() {
-  const sent = [];
+/** A bridge, and what the client behind was told. `turn` is what comes of each transcript. */
+function joined({ quietMs = QUIET_MS, turn = { errors: [], ending: "idle" } } = {}) {
+  const [sent, said, facts, decided] = [[], [], [], []];
   const channel = new Channel();
   const client = {
     connection: "open",
     attach: (voice) => (client.voice = voice),
-    say: async () => ({ errors: [], ending: "done" }),
-    addContext: () => {},
-    decide: () => {},
+    say: async (words) => (said.push(words), turn),
+    addContext: (text) => facts.push(text),
+    decide: (approvalId, decision) => decided.push(`${approvalId}: ${decision}`),
     send: (type) => sent.push(type),
   };
   const errors = [];
-  const made = bridge(client, channel, { quietMs: QUIET_MS, onError: (error) => errors.push(error) });
+  const made = bridge(client, channel, { quietMs, onError: (error) => errors.push(error) });
   channel.tell("session.started");
-  return { bridge: made, channel, errors, sent, voice: client.voice };
+  return { bridge: made, channel, client, decided, errors, facts, said, sent, voice: client.voice };
+}
+
+/** Ask a question, and return what settles it. */
+function question(voice, hasCard = true) {
+  const stop = new AbortController();
+  voice.ask({ approvalId: "a", prompt: "Set it to 9?", arguments: { to: 9 } }, { signal: stop.signal, hasCard });
+  return () => stop.abort();
 }
 
 /** Whether a yes to a question counts, when the voice has asked it with these fragments. */
@@ -103,5 +116,218 @@ test("an error that is no refusal of a command is told while a fixture plays", a
   channel.tell("session.output_audio.fixture.playing");
   channel.tell("error", { error: { type: "server_error", code: "x", message: "x", client_event_id: null } });
   assert.equal(errors.length, 1);
+  made.close();
+});
+
+test("a delegation waits for the transcript of its words", async () => {
+  const { bridge: made, channel, facts, said } = joined();
+  channel.person("hello", 0);
+  await wait(2);
+  channel.voice("Hi.", 500);
+  await wait(2);
+  channel.delegate("d-1", 3_000);
+  channel.delegate("d-2", 3_000);
+  await wait(4);
+  assert.deepEqual([said, channel.said("thinking")], [[], []]);
+  channel.person("Any news?", 1_500);
+  await wait(2);
+  assert.deepEqual(said, ["Any news?"]);
+  assert.deepEqual(facts, ["The person said: hello\nThe voice said: Hi."]);
+  made.close();
+});
+
+test("a delegation whose words never come is answered by silence", async () => {
+  const { bridge: made, channel, said } = joined();
+  channel.delegate("d-1", 3_000);
+  await wait(3);
+  channel.person("Later words.", 3_001);
+  await wait(12);
+  assert.deepEqual(said, []);
+  assert.deepEqual(channel.said("thinking").map(({ delegation_id: id }) => id), ["d-1"]);
+  made.close();
+});
+
+test("the second delegation of an utterance is answered at once", async () => {
+  const { bridge: made, channel, said } = joined();
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await wait(3);
+  channel.delegate("d-2", 110);
+  await wait(3);
+  assert.deepEqual(said, ["Any news?"]);
+  assert.ok(channel.said("thinking").some(({ delegation_id: id }) => id === "d-2"));
+  made.close();
+});
+
+test("a reply that was never spoken is given to the voice", async () => {
+  const { bridge: made, channel } = joined({ turn: { text: "No news.", errors: [], ending: "idle" } });
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await wait(2);
+  assert.deepEqual(channel.said("commentary").map(({ content, delegation_id: id }) => [content, id]), [["No news.", "d-1"]]);
+  channel.accept(200);
+  await wait(0);
+  channel.voice("No news.", 300);
+  await wait(2);
+  assert.deepEqual(channel.said("thinking"), []);
+  made.close();
+});
+
+test("what the app has stopped is not given to the voice", async () => {
+  const { bridge: made, channel } = joined({ turn: { text: "No news.", errors: [], ending: "idle", interrupted: true } });
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await wait(2);
+  assert.deepEqual(channel.said("commentary"), []);
+  made.close();
+});
+
+test("a question that nobody else can ask is denied when the voice is left", async () => {
+  const { bridge: made, decided, voice } = joined();
+  question(voice, false);
+  made.close();
+  await wait(0);
+  assert.deepEqual(decided, ["a: deny"]);
+});
+
+test("a question with a card is left to the card", async () => {
+  const { bridge: made, decided, voice } = joined();
+  question(voice);
+  made.close();
+  await wait(1);
+  assert.deepEqual(decided, []);
+});
+
+test("no timer outlives the bridge", async () => {
+  const timers = () => process.getActiveResourcesInfo().filter((name) => name === "Timeout").length;
+  const before = timers();
+  const { bridge: made, channel, voice } = joined({ quietMs: 60_000 });
+  channel.tell("session.output_audio.fixture.playing");
+  channel.tell("session.output_audio.fixture.played");
+  channel.delegate("d-1", 100);
+  channel.person("Any news?", 0);
+  voice.speak("None.", { signal: new AbortController().signal });
+  await new Promise(setImmediate);
+  channel.accept(200);
+  await new Promise(setImmediate);
+  assert.ok(timers() > before);
+  made.close();
+  assert.equal(timers(), before);
+});
+
+test("a channel that is left is not listened to", async () => {
+  const { bridge: made, channel } = joined();
+  for (const leave of [(next) => next.close(), (next) => next.tell("session.closed"), () => made.use(channel), () => made.close()]) {
+    const next = new Channel();
+    const listeners = new Map();
+    next.addEventListener = (type, act) => (listeners.set(type, act), EventTarget.prototype.addEventListener.call(next, type, act));
+    next.removeEventListener = (type, act) => listeners.get(type) === act && listeners.delete(type);
+    made.use(next);
+    assert.equal(listeners.size, 2);
+    leave(next);
+    assert.equal(listeners.size, 0);
+  }
+});
+
+test("a refused commentary is given once more, without its delegation", async () => {
+  const { bridge: made, channel, errors, voice } = joined();
+  const spoken = voice.speak("No news.", { signal: new AbortController().signal });
+  await wait(0);
+  const refuse = () => channel.tell("error", { error: { type: "x", code: "x", message: "x", client_event_id: channel.sent.at(-1).event_id } });
+  refuse();
+  assert.deepEqual(channel.said("commentary").map(({ content, delegation_id: id }) => [content, id]), [["No news.", null], ["No news.", null]]);
+  channel.accept(100);
+  await wait(0);
+  channel.voice("No news.", 200);
+  assert.equal(await spoken, "No news.");
+  assert.equal(errors.length, 1);
+  const again = voice.speak("No news.", { signal: new AbortController().signal });
+  await wait(0);
+  refuse();
+  refuse();
+  assert.equal(await again, "");
+  assert.equal(channel.said("commentary").length, 4);
+  made.close();
+});
+
+test("the pause that ends an utterance is the option's", async () => {
+  const { bridge: made, channel, sent, voice } = joined();
+  const settle = question(voice);
+  await wait(0);
+  channel.accept(1_000);
+  await wait(0);
+  channel.person("Well,", 1_050);
+  channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  channel.person("yes", 1_850); // 700 ms after the utterance before
+  await wait(2);
+  assert.ok(sent.includes("approval.shown"));
+  settle();
+  made.close();
+});
+
+test("a question is asked three times in all, and anew after a cut", async () => {
+  const { bridge: made, channel, client, voice } = joined();
+  const settle = question(voice);
+  for (const [asks, startMs] of [[1, 10_000], [2, 20_000], [3, 30_000]]) {
+    await until(() => channel.said("commentary").length === asks);
+    channel.accept(startMs);
+    await wait(0);
+    channel.voice("Set it to 9?", startMs + 100);
+    await wait(2);
+    channel.person("well, well", startMs + 2_000); // settles nothing
+    await wait(2);
+  }
+  await wait(8);
+  assert.equal(channel.said("commentary").length, 3);
+  client.connection = "connecting";
+  voice.connectionIs("connecting");
+  client.connection = "open";
+  voice.connectionIs("open");
+  await until(() => channel.said("commentary").length === 4);
+  settle();
+  made.close();
+});
+
+test("what was said to a question that is asked anew is no request", async () => {
+  const { bridge: made, channel, client, said, voice } = joined();
+  const settle = question(voice);
+  await wait(0);
+  channel.accept(1_000);
+  await wait(0);
+  channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  voice.connectionIs("connecting");
+  voice.connectionIs("open"); // asked anew, and not taken yet
+  client.connection = "connecting";
+  channel.person("yes", 3_000);
+  await wait(2);
+  client.connection = "open";
+  settle();
+  channel.person("Any news?", 9_000);
+  channel.delegate("d-1", 9_100);
+  await wait(3);
+  assert.deepEqual(said, ["Any news?"]);
+  made.close();
+});
+
+test("a reply over two voice sessions is timed by the later one", async () => {
+  const { bridge: made, channel, voice } = joined();
+  const text = "One two three four five. ".repeat(60);
+  const spoken = voice.speak(text, { signal: new AbortController().signal });
+  await wait(0);
+  const [first] = channel.said("commentary");
+  assert.ok(channel.said("commentary").length > 1);
+  channel.accept(100, first);
+  channel.close();
+  const next = new Channel();
+  made.use(next);
+  next.tell("session.started");
+  next.voice("I am back.", 1_000); // of its own
+  await wait(2);
+  for (const command of next.said("commentary")) next.accept(5_000, command);
+  await wait(1);
+  next.voice("Five.", 5_100);
+  assert.equal(await spoken, "Five.");
   made.close();
 });
