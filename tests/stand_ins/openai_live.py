@@ -115,6 +115,7 @@ class VoiceSession:
     cuts: dict[int, Literal["before", "after"]] = field(default_factory=dict)
     """Breaks the connection at an append, by its number: before it is accepted, or before that is told."""
     appends: int = 0
+    is_cut: bool = False
     _events: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def send(self, event_type: str, **fields: Any) -> None:
@@ -159,6 +160,7 @@ class VoiceSession:
 
     def cut(self) -> None:
         """Break the connection behind what was sent, so that an acknowledgement that was sent has arrived."""
+        self.is_cut = True
         self.socket.transport.close()
 
     async def refuse(self, event: Any, why: str) -> None:
@@ -261,6 +263,8 @@ class LiveService:
             await session.send("session.started", session=session.resource(), **correlated(start))
             playing = asyncio.create_task(self._played(session))
             async for message in socket:
+                if session.is_cut:  # what was read before the break has no answer
+                    break
                 await session.take(json.loads(message))
         except ConnectionClosed:
             pass

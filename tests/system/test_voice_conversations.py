@@ -8,7 +8,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.conftest import ROOT, environment
-from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
-from tests.system.clients.voices import QUIET_MS, converse
+from tests.seeds import seeded
+from tests.stand_ins.openai_live import DONE, FRAGMENT_MS, LiveService, VoiceSession
+from tests.system.clients.voices import QUIET_MS, converse, seconds
 
 sys.path.append(str(ROOT / "scripts"))
 
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.timeout(1500)
 SCALE = int(os.environ.get("VOICE_SCALE", "1"))
 """10 plays 300 conversations, with 60 kills."""
 CONVERSATIONS, KILLS = 30 * SCALE, 6 * SCALE
+PER_KILL = CONVERSATIONS * 4 // 5 // KILLS
 ANSWER_S = 60.0
 """Longer than a server takes to start again."""
 
@@ -81,13 +83,20 @@ class Talk:
     async def _ask(self, session: VoiceSession, number: int) -> None:
         session.cuts = {}
         tool = "notes.add" if number % 3 == 0 else "notes.find"
-        session.now_ms += 1000
-        await session.say("person", f' call {tool} with {{"number": {number}}}')
+        words, began = f' call {tool} with {{"number": {number}}}', session.now_ms + 1000
+        late_ms = self.draw.choice([0, 0, 0, 1000, 2000, 3000])
+        if late_ms:
+            session.now_ms = began + FRAGMENT_MS * len(words.split())
+        else:
+            await session.say("person", words, at_ms=began)
         delegates = self.draw.choice([1, 1, 2, 3])
         for _ in range(delegates):
             await session.delegate()
             if self.draw.random() < 0.5:
                 await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
+        if late_ms:
+            await asyncio.sleep(seconds(late_ms))
+            await session.say("person", words, at_ms=began)
         # What has not reached the app when a voice session breaks is lost, and a person would say it again.
         await (await session.socket.ping())
         if self.draw.random() < 0.4:
@@ -109,14 +118,6 @@ class Talk:
             await self._ask(session, number)
 
 
-@pytest.fixture
-def seed() -> Iterator[int]:
-    """Draw a seed and print it; pytest shows it with a failure."""
-    drawn = random.SystemRandom().randrange(10**6)
-    sys.stdout.write(f"seed {drawn}\n")
-    yield drawn
-
-
 def exported(store: str) -> dict[str, Any]:
     """Read the sessions of a store."""
     command = [sys.executable, "-m", "conductor", "sessions", "export"]
@@ -128,31 +129,35 @@ def exported(store: str) -> dict[str, Any]:
 
 
 class Trouble:
-    """Kills the server in step with the conversations that are over, and starts it again."""
+    """Kills the server in step with the conversations, and starts it again."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.kills = 0
         self.finished: set[str] = set()
-        self._over = asyncio.Event()
+        self._step = asyncio.Condition()
 
-    def finish(self, key: str) -> None:
+    async def begin(self, number: int) -> None:
+        """Wait until a conversation may begin, so that kills keep step where servers start slowly."""
+        async with self._step:
+            await self._step.wait_for(lambda: number < CONVERSATIONS / 5 + self.kills * PER_KILL)
+
+    async def finish(self, key: str) -> None:
         """Count a conversation."""
-        self.finished.add(key)
-        self._over.set()
+        async with self._step:
+            self.finished.add(key)
+            self._step.notify_all()
 
     async def make(self) -> None:
         """Spread the kills over four fifths of the conversations."""
         while self.kills < KILLS:
-            while len(self.finished) * KILLS < (self.kills + 1) * CONVERSATIONS * 0.8:
-                self._over.clear()
-                await self._over.wait()
+            async with self._step:
+                await self._step.wait_for(lambda: len(self.finished) >= (self.kills + 1) * PER_KILL)
             await self.node.kill()
-            self.kills += 1
             await self.node.start()
-            self._over.clear()
-            if len(self.finished) < CONVERSATIONS:
-                await self._over.wait()
+            async with self._step:
+                self.kills += 1
+                self._step.notify_all()
 
 
 def check(
@@ -175,8 +180,8 @@ def check(
     assert {*sessions[-1].delegations} <= {command.delegation_id for command in told}
 
 
-async def test_requests_are_answered_once_and_small_talk_is_known(seed: int, tmp_path: Path) -> None:
-    talks = {}
+async def test_requests_are_answered_once_and_small_talk_is_known(tmp_path: Path) -> None:
+    talks, seed = {}, seeded().randrange(10**6)
     for number in range(CONVERSATIONS):
         draw = random.Random(seed + number)
         numbers = [1000 + 3 * number + part for part in range(draw.choice([1, 1, 2, 3]))]
@@ -187,8 +192,9 @@ async def test_requests_are_answered_once_and_small_talk_is_known(seed: int, tmp
     trouble = Trouble(node)
 
     async def play(session: VoiceSession) -> None:
+        await trouble.begin(int(session.key[2:]))
         await talks[session.key].play(session)
-        trouble.finish(session.key)
+        await trouble.finish(session.key)
         await session.socket.close(DONE)
 
     await node.start()
@@ -196,7 +202,7 @@ async def test_requests_are_answered_once_and_small_talk_is_known(seed: int, tmp
     try:
         async with LiveService(play) as service:
             seen = await converse({"CONDUCTOR_URL": node.url}, service, [{"key": key} for key in talks])
-        assert service.failures == [], seed
+        assert service.failures == []
         await asyncio.wait_for(making, START_S)
     finally:
         making.cancel()

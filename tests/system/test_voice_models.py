@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 
+from conductor.messages import UserMessage
 from tests.conftest import ROOT
+from tests.seeds import seeded
 from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
 from tests.system.clients.programs import CLIENTS, STARTING, missing, started
-from tests.system.clients.voices import QUIET_MS, converse
+from tests.system.clients.voices import LIFE_MS, QUIET_MS, converse, seconds
 from tests.system.test_javascript_client import address, demo
-
-
-@pytest.fixture
-def seed() -> Iterator[int]:
-    """Draw a seed and print it; pytest shows it with a failure."""
-    drawn = random.SystemRandom().randrange(10**6)
-    sys.stdout.write(f"seed {drawn}\n")
-    yield drawn
 
 
 async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
@@ -42,6 +35,35 @@ async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
     assert not service.failures and service.sessions[0].refused == []
     assert seen["v-1"]["runs"] == [7]
     assert len([command for command in service.sessions[0].accepted if command.kind == "commentary"]) == 1
+
+
+@pytest.mark.parametrize("late_ms", [1000, 2000, 3000])
+async def test_a_delegation_waits_for_a_transcript_that_comes_late(late_ms: int) -> None:
+    async def play(session: VoiceSession) -> None:
+        await session.say("person", " hello there")
+        await session.say("voice", " Hello.", at_ms=session.now_ms + 300)
+        await asyncio.sleep(seconds(2 * LIFE_MS))
+        began, session.now_ms = session.now_ms + 400, session.now_ms + 2000
+        delegations = [await session.delegate(), await session.delegate()]
+        await asyncio.sleep(seconds(late_ms))
+        await session.say("person", ' call notes.find with {"number": 7}', at_ms=began)
+        answer = await session.commentary.get()
+        assert answer.delegation_id == delegations[0] and "number 7" in answer.content
+        await session.say("voice", f" {answer.content}")
+        await asyncio.sleep(seconds(2 * LIFE_MS))
+        await session.socket.close(DONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(address(listener), service, [{"key": "v-1"}])
+        (state,) = (session.state for session in listener.registry.sessions)
+    assert not service.failures
+    assert seen["v-1"]["runs"] == [7]
+    assert [message.text for message in state.log if isinstance(message, UserMessage)] == [
+        'call notes.find with {"number": 7}'
+    ]
+    assert {command.delegation_id for command in service.sessions[0].accepted} == {
+        *service.sessions[0].delegations
+    }
 
 
 # -- consent
@@ -246,8 +268,9 @@ TREACHEROUS: tuple[Scene, ...] = (
 )
 
 
-async def consent(timings: int, seed: int) -> None:
+async def consent(timings: int) -> None:
     """Play so many treacherous timings, and a tenth as many answers that count."""
+    seed = seeded().randrange(10**6)
     scenes: dict[str, tuple[Scene, random.Random]] = {}
     for number in range(timings + max(4, timings // 10)):
         scene = TREACHEROUS[number % len(TREACHEROUS)] if number < timings else good
@@ -280,19 +303,17 @@ async def consent(timings: int, seed: int) -> None:
     assert service.failures == []
     approved = {key for key, app in seen.items() if app["runs"]}
     wrong = {scenes[key][0].__name__: key for key in approved if scenes[key][0] is not good}
-    assert wrong == {}, (seed, wrong)
+    assert wrong == {}
     # Where a busy machine draws out a pause, the question is asked again or left to the card: that is safe.
     counting = sum(scene is good for scene, _ in scenes.values())
-    assert len(approved) >= counting / 2, seed
+    assert len(approved) >= counting / 2
     for app in apps:
         if app["card"]:
             assert len(seen[app["key"]]["asked"]) == 1, seen[app["key"]]
 
 
-async def test_no_words_from_before_a_question_was_heard_no_echo_and_no_voice_model_approves(
-    seed: int,
-) -> None:
-    await consent(418, seed)
+async def test_no_words_from_before_a_question_was_heard_no_echo_and_no_voice_model_approves() -> None:
+    await consent(418)
 
 
 async def test_the_client_of_the_package_openai_plays_against_the_stand_in() -> None:

@@ -14,6 +14,13 @@ LONG = 1200.0
 """Bound for hundreds of conversations."""
 QUIET_MS = 120
 """The silence that ends an utterance here; the fragments of one are sent at once."""
+LIFE_MS = 800
+"""The silence that ends one in life, on a voice session's own clock."""
+
+
+def seconds(own_ms: float) -> float:
+    """Tell how long a time of a voice session's clock takes here."""
+    return own_ms * QUIET_MS / LIFE_MS / 1000
 
 
 async def converse(
