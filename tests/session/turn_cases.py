@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from conductor.events import client
+from conductor.messages import UserMessage
 from conductor.models.base import ModelRequest, TextDelta
 from conductor.tools.base import ToolSpec
 from tests.models import Script
@@ -48,12 +49,17 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of the words: the person's messages within a second, and in the end."""
+    """What came of the words: the person's messages within a second, and in the end.
+
+    ``history`` are their messages in the history since then, and ``spoken`` counts the speeches.
+    """
 
     soon: Sequence[str]
     later: Sequence[str]
     resumed: bool
     decided: str
+    history: Sequence[str]
+    spoken: int
 
 
 def read_cases(name: str) -> list[Case]:
@@ -62,9 +68,9 @@ def read_cases(name: str) -> list[Case]:
     return [msgspec.json.decode(line, type=Case) for line in lines if line.strip()]
 
 
-async def play(case: Case) -> Seen:
-    """Play a case over a line to a session."""
-    stage = await _begin(case)
+async def play(case: Case, *, first_word_s: float = 0.0) -> Seen:
+    """Play a case over a line to a session, whose model takes ``first_word_s`` to its first word."""
+    stage = await _begin(case, first_word_s)
     app = stage.app
     if case.is_over_speech:
         speech = await app.until("tts.speak")
@@ -72,23 +78,25 @@ async def play(case: Case) -> Seen:
         heard = " ".join(words[: len(words) // 2])
         app.send("audio.output.paused", {"speechId": speech["payload"]["callId"], "spokenText": heard})
         await later(0.3)
-    since = len(app.log)
+    since, before = len(app.log), len(stage.session.state.log)
     for number, text in enumerate(case.heard):
         if number:
             await later(GAP_S)
         app.say(text)
     await later(0.9)
     soon, resumed = _messages(app, since), bool(app.events("audio.output.resume", since))
-    await later(2.5)
+    await later(2.5 + 2 * first_word_s)
     return Seen(
         soon=soon,
         later=_messages(app, since),
         resumed=resumed,
         decided=next(iter(stage.session.state.decided.values()), ""),
+        history=[m.text for m in stage.session.state.log[before:] if isinstance(m, UserMessage)],
+        spoken=len(app.events("tts.speak", since)),
     )
 
 
-async def _begin(case: Case) -> Stage:
+async def _begin(case: Case, first_word_s: float) -> Stage:
     """Bring a session to the moment of a case."""
     act = ToolSpec(
         name="device.act",
@@ -105,7 +113,9 @@ async def _begin(case: Case) -> Stage:
         asked += 1
         if asked == 1 and case.before == "approval":
             return [call("device.act")]
-        return [TextDelta(case.said if asked == 1 and case.said else "Fine.")]
+        if asked == 1 and case.said:
+            return [TextDelta(case.said)]
+        return [first_word_s, TextDelta("Fine.")] if first_word_s else [TextDelta("Fine.")]
 
     def answer(name: str, call_id: str) -> str | None:
         return None if name == "tts.speak" and case.is_over_speech else SPOKEN

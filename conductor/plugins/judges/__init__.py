@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conductor.plugins.judges.backchannels import is_backchannel
 from conductor.plugins.judges.grammar import classify
 from conductor.plugins.judges.halves import is_unfinished
 from conductor.plugins.judges.page import load_page
@@ -56,7 +57,7 @@ class PageJudge:
 
     def is_backchannel(self, utterance: str) -> bool:
         """Return whether an utterance only shows that the person listens (`ApprovalJudge`)."""
-        return load_page(self._language).is_made_of("backchannels", utterance)
+        return is_backchannel(utterance, load_page(self._language))
 
     def answers(self, question: QuestionWords) -> Sequence[str]:
         """List the words to repeat, or yes, and no (`ApprovalJudge`)."""

@@ -19,9 +19,10 @@ MAX_CHARS = 2000
 MAX_PHRASE_WORDS = 10
 
 PHRASES = (
-    *("hesitations", "backchannels", "consents", "weak", "leads", "courtesies", "pronouns", "session"),
-    *("refusals", "before_refusals", "no_refusals", "last_refusals", "waits", "repeats", "before_repeat"),
-    *("unfinished", "no_unfinished", "separable", "openings"),
+    *("hesitations", "backchannels", "frames", "consents", "weak", "leads", "courtesies", "pronouns"),
+    *("session", "refusals", "before_refusals", "no_refusals", "last_refusals", "waits", "repeats"),
+    *("before_repeat", "unfinished", "no_unfinished", "separable", "openings", "fillers"),
+    *("clauses", "correlatives"),
 )
 """The lists of phrases of a page: a phrase with its alternatives a line."""
 LISTS = (
@@ -48,9 +49,6 @@ _SEPARATORS = frozenset(
     ".,!;:\"'_-()\u201c\u201d\u201e\u00ab\u00bb\u00bf\u00a1\u2010\u2011\u2012\u2013\u2014\u2015\u2026"
 )
 _DOT = re.compile(r"(?<=[^\W_])\.(?=[^\W\d_])|(?<=[^\W\d_])\.(?=\d)")
-# "hmmmm" is "hmm", and "okaaay" is "okay".
-_LONG_DRAWN = re.compile(r"([^\W\d_])\1{2,}")
-_SHORT = (r"\1\1", r"\1")
 _MINUS = re.compile(r"(?<![\w-])[-\u2212](?=\d)")
 
 
@@ -67,7 +65,8 @@ class Page:
 
     ``names`` of signs are said in place of the signs. ``framing`` are the words of our own sentences, which a
     value must not pass for, and ``framing_runs`` their runs of three. ``endings`` end a verb's forms,
-    ``clitics`` are pronouns that cling to it. ``stressed`` words are others without their accent.
+    ``clitics`` are pronouns that cling to it. ``stressed`` words are others without their accent. ``verbs``
+    tells by their form the verbs at the end of a clause, in a language that has them there.
     """
 
     def __init__(self, language: str, data: Mapping[str, Any]) -> None:
@@ -78,6 +77,7 @@ class Page:
         self.dates: Mapping[str, str] = data["dates"]
         self.currencies: Mapping[str, str] = data["currencies"]
         self.decimal, self.thousands = numbers["marks"]
+        self.verbs = re.compile(data.get("verb_shape") or r"(?!)")
         self.endings: Sequence[str] = data["endings"].split("|")
         self.stressed: Sequence[str] = data["stressed"].split()
         self.clitics: Set[str] = {*data.get("clitics", "").split()}
@@ -234,16 +234,6 @@ class Page:
         phrases = self.phrases[name]
         ends = range(min(len(words), at + MAX_PHRASE_WORDS), at, -1)
         return next((end - at for end in ends if words[at:end] in phrases), 0)
-
-    def is_made_of(self, name: str, text: str) -> bool:
-        """Return whether a text has words, and they are phrases of a list, one after the other."""
-        return any(self._are_made_of(name, self.words(_LONG_DRAWN.sub(short, text))) for short in _SHORT)
-
-    def _are_made_of(self, name: str, words: Words) -> bool:
-        at = 0
-        while length := self.phrase_at(name, words, at):
-            at += length
-        return bool(words) and at == len(words)
 
     def form_of(self, word: str, verb: str) -> Literal["", "plain", "clinging"]:
         """Return whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.

@@ -10,28 +10,31 @@ BACKCHANNELS = {
     "en": """mhm | Mm-hmm. | Uh-huh | okay, right | Yeah yeah yeah | I see. | Got it | Oh wow | hmmmm
         Makes sense | Sounds good | go on | That's right | really | okaaay | Oh, okay, I see
         right, right | yes | cool, that's great | Oh nice | It's fine. | that's so true | Um
-        of course | all right | exactly | good point | keep going""",
+        of course | all right | exactly | good point | keep going | ohhh | mmhmmm | aha, aha | hahaha | Huh.
+        That's so funny | how sad | well, that makes sense | What a shame. | Oh my goodness""",
     "de": """ja | Ja, ja. | mhm | genau | Ach so! | okay, alles klar | stimmt | das stimmt | verstehe
         ja klar | na gut | mach weiter | sehr gut | das klingt gut | hm, okay | ähm | in Ordnung
-        echt | natürlich""",
+        echt | natürlich | ohh | hehe | das ist ja lustig | wie schade | ach du meine Güte | uff""",
     "es": """sí | Sí, sí | ajá | vale | claro | Claro que sí. | ya veo | entiendo | de acuerdo | muy bien
         qué interesante | así es | eso es | mhm, vale | por supuesto | sigue | exacto
-        tiene sentido""",
+        tiene sentido | ohh | jajaja | qué fuerte | pues qué pena | está genial | madre mía""",
     "fr": """oui | oui, oui | d'accord | Ah bon. | je vois | c'est vrai | bien sûr | ok | tout à fait
         ça marche | très bien | en effet | c'est ça | voilà | mhm, d'accord | continue | exactement
-        ouais""",
+        ouais | ohh | haha | c'est vraiment dommage | très drôle | mon Dieu | sans blague""",
 }
 OTHERS = {
     "en": """no | stop | wait | okay stop | yeah but | uh-uh | nuh-uh | mm-mm | thanks | hey | well
         what | really? | right? | no way | yes please | who | two | okay so what about tea | I know
         that's enough | okay thanks | not really | hold on | yes, no | right now | go away
-        I see a problem | okay, and | good morning | sure, but later""",
+        I see a problem | okay, and | good morning | sure, but later
+        louder | how | that is | that's wrong | that's too loud | me | home | shh | huh, what | just no""",
     "de": """nein | stopp | warte | ja, aber | doch | danke | was | echt? | na ja | genug | das reicht
-        nee | mm-mm | ja, und | nicht gut | okay, dann um acht | mach lauter""",
+        nee | mm-mm | ja, und | nicht gut | okay, dann um acht | mach lauter
+        lauter | wie | so | das ist | das ist zu laut | pst | um | ihm | oh nein""",
     "es": """no | para | espera | sí, pero | gracias | basta | qué | ya basta | ¿sí? | si llueve | mm-mm
-        vale, y | no entiendo""",
+        vale, y | no entiendo | más alto | muy | qué hora | eso está mal | shh | me | está""",
     "fr": """non | stop | attends | oui, mais | merci | quoi | ça suffit | si | pas vrai | mm-mm
-        d'accord, et | ah bon ? | je ne vois pas""",
+        d'accord, et | ah bon ? | je ne vois pas | plus fort | c'est | c'est faux | chut | ma | très""",
 }
 
 
