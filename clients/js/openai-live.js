@@ -86,14 +86,15 @@ class Commands {
   /** Resolves to the time at which it was appended and the voice session, or to null. */
   add(kind, content, delegationId = null, signal) {
     const event = { type: `session.${kind}.append`, event_id: `bridge-${Math.random().toString(36).slice(2)}`, delegation_id: delegationId, content };
+    const command = { event, isSent: false, wasRefused: false };
+    const stop = () => command.settle(null);
     return new Promise((resolve) => {
-      const settle = (timeMs) => this.#waiting.delete(command) && resolve(timeMs === null ? null : { timeMs, session: this.session });
-      const command = { event, isSent: false, wasRefused: false, settle };
+      command.settle = (timeMs) => this.#waiting.delete(command) && resolve(timeMs === null ? null : { timeMs, session: this.session });
       this.#waiting.add(command);
-      signal?.addEventListener("abort", () => command.settle(null), { once: true });
-      if (signal?.aborted || this.#isOver) command.settle(null);
+      signal?.addEventListener("abort", stop);
+      if (signal?.aborted || this.#isOver) stop();
       this.flush();
-    });
+    }).finally(() => signal?.removeEventListener("abort", stop));
   }
   flush(send = this.#send) {
     this.#send = send;
@@ -161,7 +162,7 @@ class Bridge {
 
   // The voice session
   #acts = Object.entries({ message: ({ data }) => this.#read(JSON.parse(data)), close: () => this.#lose() });
-  #send = (command) => ["open", 1].includes(this.#channel.readyState) && this.#channel.send(JSON.stringify(command));
+  #send = (command) => ["open", 1].includes(this.#channel?.readyState) && this.#channel.send(JSON.stringify(command));
   use(channel) {
     this.#lose();
     this.#channel = channel;
@@ -311,11 +312,12 @@ class Bridge {
         if (!hasSpoken && !signal.aborted && channel === this.#channel) return;
         clearTimeout(timer);
         this.#checks.delete(check);
+        signal.removeEventListener("abort", check);
         for (const entry of this.#ears.of("voice")) if (entry.endMs > fromMs && entry.state === "new") entry.state = "asked";
         resolve(textOf(this.#ears.since(fromMs)).trim());
       };
       const timer = setTimeout(() => check((isLate = true)), PATIENCE * this.#options.quietMs);
-      signal.addEventListener("abort", check, { once: true });
+      signal.addEventListener("abort", check);
       this.#checks.add(check);
       check();
     });
@@ -349,13 +351,12 @@ class Bridge {
   async #present() {
     const [question, ...others] = this.#questions;
     if (!question || others.length || question.isAsking || !this.#isOnline()) return; // `connectionIs` asks later
-    const { request, signal } = question;
     question.isAsking = true;
     const given = (timeMs) => Object.assign(question, { fromMs: timeMs, givenMs: question.givenMs ?? timeMs });
     const isUnheard = () => this.#isOnline() && this.#questions.includes(question) && this.#heardAt(question) === null;
     while (question.asks < ASKS && isUnheard()) {
       question.asks += 1;
-      await this.#onFloor(() => this.#give(`${ASK} ${request.prompt}`, signal, given));
+      await this.#onFloor(() => this.#give(`${ASK} ${question.request.prompt}`, question.signal, given));
     }
     question.isAsking = false;
     if (question.hasCard || !isUnheard()) return;

@@ -147,6 +147,35 @@ test("a delegation whose words never come is answered by silence", async () => {
   made.close();
 });
 
+test("a delegation ends with its voice session", async () => {
+  const { bridge: made, channel, said } = joined();
+  channel.delegate("d-1", 3_000);
+  channel.close();
+  const next = new Channel();
+  made.use(next);
+  next.tell("session.started");
+  next.person("Any news?", 100);
+  await wait(14);
+  assert.deepEqual([said, next.sent], [[], []]);
+  made.close();
+});
+
+test("a question that is asked again leaves no listeners on its signal", async () => {
+  const { bridge: made, channel, voice } = joined();
+  const { signal } = new AbortController();
+  const listeners = new Set();
+  signal.addEventListener = (_, act) => listeners.add(act);
+  signal.removeEventListener = (_, act) => listeners.delete(act);
+  voice.ask({ approvalId: "a", prompt: "Set it to 9?", arguments: { to: 9 } }, { signal, hasCard: true });
+  await wait(0);
+  channel.accept(1_000);
+  await wait(0);
+  channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  assert.equal(listeners.size, 1); // the question's own
+  made.close();
+});
+
 test("the second delegation of an utterance is answered at once", async () => {
   const { bridge: made, channel, said } = joined();
   channel.person("Any news?", 0);
