@@ -262,6 +262,24 @@ async def test_livekits_agent_is_heard_answers_and_takes_its_leave() -> None:
     assert voice.refused == []
 
 
+async def test_livekits_agent_loses_commentary_that_is_refused() -> None:
+    async with livekit() as worker:
+        voice = await worker.voice()
+        voice.fixture = True
+        await voice.delegate()
+        await worker.tells("error")  # of the thinking
+        await worker.tells("error")
+        voice.fixture = False
+        await voice.say("person", " 7" * 300)
+        await voice.delegate()
+        await worker.tells("error")
+        voice.now_ms += 2000
+        await voice.say("person", " goodbye")
+        await worker.ends()
+    assert voice.refused == ["an audio fixture is active"] * 2 + ["the content has more than 500 tokens"]
+    assert [command.kind for command in voice.accepted] == ["thinking"]
+
+
 async def test_livekits_agent_gives_a_new_voice_the_talk_and_loses_answers_on_their_way() -> None:
     async with livekit() as worker:
         voice = await worker.voice()
