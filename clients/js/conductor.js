@@ -514,7 +514,7 @@ class Client {
 
   addContext(text, { key, ttlS, untrusted } = {}) {
     if ([...text].length > MAX_FACT) throw new RangeError(`A fact has at most ${MAX_FACT} characters.`);
-    if (!text && !key) throw new RangeError("A fact without a key has a text.");
+    if (!text.trim() && !key) throw new RangeError("A fact without a key needs a text.");
     this.#keep(this.#event("context.add", { key, text: clean(text), ttlS, untrusted }));
   }
 

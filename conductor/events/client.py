@@ -305,13 +305,13 @@ class ContextAdd(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     CONDITIONS: ClassVar[Mapping[str, Any]] = {
         "anyOf": [
             {"properties": {"key": {"type": "string"}}, "required": ["key"]},
-            {"properties": {"text": {"minLength": 1}}},
+            {"properties": {"text": {"pattern": r"\S"}}},
         ]
     }
     text: Annotated[
         str,
         doc(
-            "The fact. An empty text removes the fact with the ``key``.",
+            "The fact. A blank text removes the fact with the ``key``, and is ``invalid_event`` without one.",
             "The cart has 3 items.",
             max_length=MAX_FACT_CHARS,
         ),
@@ -330,8 +330,8 @@ class ContextAdd(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     ] = False
 
     def __post_init__(self) -> None:
-        if self.key is None and not self.text:
-            raise ValueError("a fact without a key has a text")
+        if self.key is None and not self.text.strip():
+            raise ValueError("a fact without a key needs a text")
 
 
 class ResponseCancel(FromClient, frozen=True):

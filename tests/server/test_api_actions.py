@@ -152,7 +152,9 @@ async def test_a_fact_of_the_backend_is_the_fact_of_the_app() -> None:
         assert session.state.facts == ()
 
 
-@pytest.mark.parametrize("body", [{}, {"text": ""}, {"text": "x" * 2_001}, {"text": "x", "words": "y"}])
+@pytest.mark.parametrize(
+    "body", [{}, {"text": ""}, {"text": " \n"}, {"text": "x" * 2_001}, {"text": "x", "words": "y"}]
+)
 async def test_a_malformed_fact_is_refused(body: Any) -> None:
     async with backend() as served, served.phone():
         answer = await served.ask("POST", CONTEXT, body)

@@ -177,7 +177,7 @@ test("a fact is told without a turn, also over a lost connection, and a bad one 
   client.addContext("A message.", { untrusted: true });
   await acknowledged.promise;
   assert.equal(new Set(sent).size, 3);
-  for (const bad of [["x".repeat(2_001)], [""]]) assert.throws(() => client.addContext(...bad), RangeError);
+  for (const bad of [["x".repeat(2_001)], [""], [" \n"]]) assert.throws(() => client.addContext(...bad), RangeError);
   await client.close();
 });
 

@@ -132,6 +132,7 @@ async def test_the_oldest_facts_go(claude: AnthropicService) -> None:
     [
         {"text": "x" * 2_001},
         {"text": ""},
+        {"text": " \n\u2028"},
         {},
         {"text": 7},
         {"text": "x", "key": ""},

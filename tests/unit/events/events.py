@@ -102,7 +102,7 @@ def events_of(struct: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
     if struct is client.ContextAdd:
         fields = _fields_of(struct)
         removal = st.builds(struct, **{**fields, "text": st.just(""), "key": values_of(client.Id)})
-        return removal | st.builds(struct, **{**fields, "text": texts.filter(bool)})
+        return removal | st.builds(struct, **{**fields, "text": texts.filter(str.strip)})
     return st.builds(struct, **_fields_of(struct))
 
 
