@@ -195,7 +195,7 @@ class ChaosApp(SimulatedClient, App):
             case "convo.appendMessage":
                 self._show(call.arguments["role"], call.arguments["text"], call.call_id)
             case "tts.speak":
-                await self._speak()
+                await self._speak(call.arguments["text"])
                 if not self._asks and (self._injector.wants_barge_in() or self._chance.random() < 0.03):
                     self._barge_in()
             case _:

@@ -24,6 +24,7 @@ Column = Literal[
     "facts",
     "pictures",
     "over a question",
+    "cut off",
 ]
 Row: TypeAlias = tuple[str, str]
 """A fault's kind, and the step of a turn that it fell on."""
@@ -53,6 +54,10 @@ class Job:
     is_superseded: bool = False
     is_blamed: bool = False
     is_lost: bool = False
+    is_voiced: bool = False
+    """The voice has begun its answer, and is not paused."""
+    is_withdrawn: bool = False
+    """A later request has said that nothing of its answer was heard."""
     has_fact: bool = False
     """The app has told a fact about it; the session's earlier jobs had one, too."""
     has_pictures: bool = False
@@ -201,6 +206,29 @@ class Book:
         if job.is_acknowledged and not job.ended and job.number not in self._recorded:
             job.is_superseded = True
             self.figures["interrupted by a second yes"] += 1
+
+    def note_voice(self, job: Job) -> None:
+        """Note that the voice begins a job's answer, or goes on with it."""
+        job.is_voiced = True
+        if job.is_withdrawn:
+            self.blame(job.person, "history", f"job {job.number} is spoken, and was told to be unheard")
+
+    def note_murmur(self, person: Person, *, resumed: bool, asks: bool, ground: str | None) -> None:
+        """Note whether a murmur over a speech that ``asks`` something was one, or on which ``ground`` not.
+
+        Without a ground it was not taken for words: the session has ended before, or it was refused.
+        """
+        self.figures["murmurs over a question"] += asks
+        if resumed:
+            self.figures["backchannels"] += 1
+        else:
+            figure = "murmurs without an end" if ground is None else f"murmurs taken for words {ground}"
+            self.figures[figure] += 1
+        if asks and resumed:
+            told = "the voice went on over a murmur that may be an answer"
+            self.blame(person, "over a question", told)
+        if ground == "":
+            self.blame(person, "cut off", "a murmur has cut a speech that asked nothing")
 
     def note_resume(self, person: Person, start: float, connections: int) -> None:
         """Note the first event of a resumed connection."""
@@ -354,7 +382,13 @@ class Book:
             job = self.jobs.get(earlier)
             if job is None or not job.is_answered or job.is_interrupted or job.is_blamed:
                 continue
-            if earlier not in request.answers:
+            if earlier in request.answers or job.is_withdrawn:
+                continue
+            if earlier in request.unheard and not job.is_voiced:
+                # It was held behind another speech, or paused, when the person's next words came.
+                job.is_withdrawn = True
+                self.figures["answers withdrawn unheard"] += 1
+            else:
                 job.is_blamed = True
                 self.blame(job.person, "history", f"the answer of job {earlier} is not there", job.row)
 

@@ -27,6 +27,7 @@ from benchmarks.chaos_jobs import (
     said,
     transcript,
 )
+from benchmarks.chaos_murmurs import MURMUR, Floor, Murmur
 from conductor.client import (
     Approval,
     Client,
@@ -34,7 +35,6 @@ from conductor.client import (
     ClientLimits,
     Reconnect,
     Shown,
-    Turn,
     WaitTimeout,
     allow,
     connect,
@@ -97,7 +97,9 @@ class SimulatedClient:
         self._injector.at("one of several answered" if several else "call received", self.name)
         await asyncio.sleep(self._chance.uniform(0.002, 0.02))
 
-    async def _speak(self) -> None:
+    async def _speak(self, text: str) -> None:
+        if (answered := self._book.jobs.get(done_job_of(text) or 0)) is not None:
+            self._book.note_voice(answered)
         self._injector.at("speech outstanding", self.name)
         await asyncio.sleep(self._chance.uniform(0.005, 0.03))
 
@@ -134,14 +136,13 @@ class LibraryClient(SimulatedClient):
 
     _resuming = False
     _client: Client
-    _paused: Job | None = None
-    """The job whose answer is paused."""
     _murmured: Job | None = None
     """The job that was asked for at the last murmur, which ends its turn if it is taken for words."""
 
     def __init__(self, name: str, world: World, seed: str) -> None:
         super().__init__(name, world, seed)
         self._goes_on = asyncio.Event()
+        self._floor = Floor()
         self._spoken: set[int] = set()
         """The jobs whose answers were spoken."""
 
@@ -168,7 +169,7 @@ class LibraryClient(SimulatedClient):
         client.on("*", self._event)
         client.on("client.lost", self._note_loss)
         client.on_resume(self._goes_on.set)
-        self._spoken = set()
+        self._spoken, self._floor = set(), Floor()
         try:
             await self._start(client)
             jobs = self._chance.randint(3, 10)
@@ -203,18 +204,19 @@ class LibraryClient(SimulatedClient):
             self._book.blame(self.person, "shown twice", f"spoken again: {text[:60]!r}")
         if number is not None:
             self._spoken.add(number)
-        await self._speak()
-        client = self._client
+        await self._speak(text)
+        client, answered = self._client, self._book.jobs.get(number or 0)
         while not client.asking and (self._injector.wants_pause() or self._chance.random() < 0.1):
-            self._paused = self._book.jobs.get(number) if number is not None else self._job
-            if self._paused is not None and self._paused is not self._job:
-                self._paused.is_interrupted = True  # by the words of the next job, which may be on their way
+            if answered is not None:
+                answered.is_voiced = False
             await self._pause_voice(client, asks=text.endswith(ASIDE))
-            self._paused = None
+            if answered is not None:
+                self._book.note_voice(answered)
 
     async def _pause_voice(self, client: Client, *, asks: bool) -> None:
         """Pause the voice until the server lets it go on; words that interrupt it cancel the voice."""
         self._goes_on.clear()
+        since = self._floor.words
         if not await client.pause(spoken_text=""):
             return
         self._book.figures["pauses"] += 1
@@ -222,43 +224,40 @@ class LibraryClient(SimulatedClient):
         self._injector.soon("pause sent", self.name)
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.uniform(0, 0.05))
-            await self._murmur(client, asks=asks)
-        since = now()
+            await self._murmur(client, asks=asks, since=since)
+        began = now()
         while not self._goes_on.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._goes_on.wait(), 1.0)
-            if now() - max(since, self.person.hit_at) > self._patience_s:
+            if now() - max(began, self.person.hit_at) > self._patience_s:
                 self._book.blame(self.person, "stuck", "a pause without an end")
                 return
         self.person.note("the voice goes on")
 
-    async def _murmur(self, client: Client, *, asks: bool) -> None:
+    async def _murmur(self, client: Client, *, asks: bool, since: int) -> None:
         """Murmur; the text that is spoken ``asks`` something."""
         try:
-            self.person.note("-> Mhm.")
-            turn = await client.say("Mhm.")
+            self.person.note(f"-> {MURMUR}")
+            turn = await client.say(MURMUR)
         except ClientError:
             return
         self._injector.soon("words in a pause sent", self.name)
         self._murmured = self._job
-        self._murmurs = asyncio.create_task(self._note_murmur(turn, self._job, asks=asks))
+        murmur = Murmur(turn, self._job, asks=asks, follows=self._floor.words > since)
+        self._floor.add(murmur)
+        self._murmurs = asyncio.create_task(self._note_murmur(murmur))
 
-    async def _note_murmur(self, turn: Turn, job: Job | None, *, asks: bool) -> None:
+    async def _note_murmur(self, murmur: Murmur) -> None:
         """Note whether a backchannel was one; else it interrupts the job, as other words do."""
-        person = self.person
+        person, turn = self.person, murmur.turn
         try:
             await turn.wait(_LIMITS.resend_s)
         except ClientError:
             pass
         is_resumed = turn.reason == "resumed"
-        self._book.figures["backchannels" if is_resumed else "backchannels that interrupted"] += 1
-        self._book.figures["murmurs over a question"] += asks
-        if asks and is_resumed:
-            self._book.blame(
-                person, "over a question", "the voice went on over a murmur that may be an answer"
-            )
-        if job is not None and not is_resumed:
-            job.is_interrupted = True
+        self._book.note_murmur(person, resumed=is_resumed, asks=murmur.asks, ground=murmur.ground)
+        if murmur.job is not None and not is_resumed:
+            murmur.job.is_interrupted = True
 
     # -- the device
 
@@ -286,6 +285,7 @@ class LibraryClient(SimulatedClient):
         """Look at an event before it is handled."""
         if not isinstance(event, SpeechPartial):
             self.person.note(f"<- {str(event)[:150]}")
+        self._floor.note(event)
         match event:
             case SessionStarted():
                 self._connections += 1
@@ -314,9 +314,6 @@ class LibraryClient(SimulatedClient):
 
     async def _one_job(self, client: Client) -> bool:
         """Ask for a job and wait for its end; False if the session is stuck."""
-        if self._paused is not None:  # the words of the next job interrupt it, and what is held behind it
-            for earlier in filter(None, (self._paused, self._job)):
-                earlier.is_interrupted = True
         self._job = job = self._new_job()
         words = transcript(job.number, job.plan)
         job.has_pictures = self._chance.random() < 0.4
@@ -325,6 +322,7 @@ class LibraryClient(SimulatedClient):
             if self._chance.random() < 0.25:
                 await self._say_half(client)
             self.person.note(f"-> {words}")
+            self._floor.words += 1
             await client.add_context(fact_of(job.number), key="job")
             job.has_fact = True
             turn = await client.say(words, images=pictures)
@@ -356,6 +354,7 @@ class LibraryClient(SimulatedClient):
 
     async def _say_half(self, client: Client) -> None:
         """Say the first half of a sentence; the job is the other half."""
+        self._floor.words += 1
         await client.say(HALF)
         self._book.figures["half sentences"] += 1
         self._injector.soon("half sent", self.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from conductor.conversation.heard import HEARD_NOTHING
 from conductor.conversation.phrases import CONTINUE
 from tests.models import Call, JsonObject, Reply
 from tests.pictures import png
@@ -134,7 +135,8 @@ class Sight:
 class ModelRequest:
     """A request: the jobs in its history with their answers, the results, and the state of the last job.
 
-    ``jobs`` are in order. ``answers``: jobs with a final answer; ``repeated``: jobs asked or answered twice.
+    ``jobs`` are in order. ``answers``: jobs with a final answer; ``repeated``: jobs asked or answered twice;
+    ``unheard``: jobs in whose answer's place stands that the user has heard nothing of it.
     ``consent_last``: a consent follows the last job, without a question. ``facts``: the jobs of the app's
     facts.
     """
@@ -148,6 +150,7 @@ class ModelRequest:
     rounds: int
     over: bool
     consent_last: bool
+    unheard: frozenset[int]
     facts: tuple[int, ...] = ()
     sights: tuple[Sight, ...] = ()
 
@@ -244,8 +247,9 @@ def read_request(request: JsonObject) -> ModelRequest:
     results: list[Seen] = []
     plan, rounds, over, consent_last = "", 0, False, False
     facts: list[int] = []
+    unheard: set[int] = set()
     for message in messages:
-        calls = False
+        calls = unspoken = False
         for block in _blocks(message):
             if block["type"] == "tool_use":
                 uses[block["id"]] = block
@@ -265,8 +269,12 @@ def read_request(request: JsonObject) -> ModelRequest:
                     plan, rounds, over = match[2], 0, False
             elif (job_number := done_job_of(block["text"])) is not None:
                 answers[job_number] += 1
+            else:
+                unspoken = block["text"].startswith(HEARD_NOTHING)
         if message["role"] == "assistant":
             rounds += calls
+            if unspoken and jobs and not (calls or over):
+                unheard.add(jobs[-1])
             over = over or not calls
     words = tuple(word for word in plan.split() if word in ROUNDS)
     job = jobs[-1] if jobs else None
@@ -281,6 +289,7 @@ def read_request(request: JsonObject) -> ModelRequest:
         rounds,
         over,
         consent_last,
+        frozenset(unheard),
         tuple(facts),
         sights_of(messages, uses),
     )

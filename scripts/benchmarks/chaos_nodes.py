@@ -30,9 +30,12 @@ from typing import Any, NoReturn, Self
 from benchmarks.chaos_book import Column
 from benchmarks.nodes import START_S, DidNotStart, Node, Running, clean_environment
 from conductor import cli
-from conductor.conversation import apply, interruptions
+from conductor.conversation import apply, interruptions, receive
 from conductor.conversation.apply import advance
-from conductor.conversation.records import Commit, Record
+from conductor.conversation.heard import HEARD_NOTHING
+from conductor.conversation.records import Commit, Record, SpeechCut
+from conductor.conversation.turns import is_pending
+from conductor.conversation.view import View
 from conductor.events.envelope import IdGenerator, encode_frame
 from conductor.plugins.stores import postgres, redis_scripts, sqlite
 from conductor.session.commits import Commits
@@ -225,6 +228,21 @@ def over_questions() -> None:
     _patch(interruptions, "question_stands", lambda view: False)
 
 
+def cut_sent() -> None:
+    """Take speeches that were sent back, too, when the next words come."""
+
+    def withdrawn(view: View) -> list[Record]:
+        speeches = view.state.speeches.values()
+        return [SpeechCut(s.id, HEARD_NOTHING) for s in speeches if s.position >= 0 and is_pending(view, s)]
+
+    _patch(receive, "withdrawn_speeches", withdrawn)
+
+
+def cut_by_murmurs() -> None:
+    """Take a murmur for an interruption."""
+    _patch(receive, "backchannel", lambda *_: [])
+
+
 CONTROLS: Mapping[str, Callable[[], None]] = {
     "emit-first": emit_first,
     "new-ids": new_ids,
@@ -232,6 +250,8 @@ CONTROLS: Mapping[str, Callable[[], None]] = {
     "no-facts": no_facts,
     "old-pictures": old_pictures,
     "over-questions": over_questions,
+    "cut-sent": cut_sent,
+    "cut-by-murmurs": cut_by_murmurs,
 }
 """Name -> what patches the classes of this process before it serves."""
 
@@ -243,6 +263,8 @@ SHOWN_BY: Mapping[str, Sequence[Column]] = {
     "no-facts": ("facts",),
     "old-pictures": ("pictures",),
     "over-questions": ("over a question",),
+    "cut-sent": ("history",),
+    "cut-by-murmurs": ("cut off",),
 }
 """Control -> columns, of which one must have a finding."""
 

@@ -114,7 +114,7 @@ async def test_a_server_that_is_broken_on_purpose_is_found_out(
         # Slow turns are in the middle of something when they freeze; between two freezes, sessions move on.
         plan = Plan(kills=0, freezes=30, store_kills=0, cuts=12)
         options = replace(options, plan=plan, every_s=0.5, pause_s=0.03)
-    if control in ("no-facts", "old-pictures", "over-questions"):
+    if control in ("no-facts", "old-pictures", "over-questions", "cut-sent", "cut-by-murmurs"):
         options = replace(options, apps=2, libraries=10)  # only clients of the library have them
     report = await run(options, parent)
     assert was_found(report, control), summary(report)
