@@ -27,6 +27,8 @@ _MAX_FINISHED = 32
 _READ_IN_ORDER = ("state", "message", "final", "resume", "resolved", "ended")
 # Unanswered UI calls (a turn sends four before its speech) of a client that acknowledges nothing.
 _SIGNS_OF_SILENCE = 4
+# Kinds that stay in step with the voice.
+_IN_STEP = ("speak", "state")
 # Milliseconds of lateness of a timer that show that the process was suspended.
 _SUSPENDED_MS = 500
 # Least milliseconds left after a suspension: the client must be read first.
@@ -197,10 +199,10 @@ class Outbox:
         base = self.last_written if self.last_written.startswith(own) and to is None else f"{own}0"
         event_id = f"{base}.{self._flashes:x}"
         frame = Frame(encode_frame(event_id, type_, self._session_id, payload), partial=partial)
-        if not self._backlog or (self._overtakes("flash") and not self.deciding):
+        if not self._backlog or self._overtakes("flash"):
             transport.send(frame)
         elif not partial:  # a held partial would be out of date
-            self._hold(frame, "flash")
+            self._backlog.append(frame)
 
     # -- from the client
 
@@ -254,10 +256,15 @@ class Outbox:
     def handled(self, event_id: str | None, *, reads_on: bool) -> None:
         """Acknowledge everything up to an event that the client has handled.
 
-        A client that ``reads_on`` while it speaks may not have spoken the earlier speeches yet.
+        A client that ``reads_on`` while it speaks may not have spoken the earlier speeches yet. The end of a
+        pause has overtaken what was held, so it acknowledges only itself.
         """
         claim, last = place_of(event_id or "")
-        for entry in list(self._entries.values()):
+        entries = list(self._entries.values())
+        named = self._entries.get((event_id or "").partition(".")[0])
+        if named is not None and named.event.kind == "resume":
+            entries = [named]
+        for entry in entries:
             own_claim, own = place_of(entry.event.id)
             if not entry.frame.is_written or own_claim != claim or own > last:
                 continue
@@ -354,15 +361,12 @@ class Outbox:
                 if entry.event.id in self._entries and self.transport is not None:
                     entry.frame = Frame(entry.frame.data)
                     self._offer(entry)
-        while self._backlog and self.transport is not None and not self.deciding:
-            first = self._backlog[0]
-            if self._waits(first):
-                break
-            self._backlog.pop(0)
-            if isinstance(first, Frame):
-                self.transport.send(first)
-            elif not first.frame.withdrawn and first.event.id in self._entries:
-                self._write(first)
+        while self.transport is not None and (held := self._next_held()) is not None:
+            self._backlog.remove(held)
+            if isinstance(held, Frame):
+                self.transport.send(held)
+            elif not held.frame.withdrawn and held.event.id in self._entries:
+                self._write(held)
         head = next(iter(self._line.values()), None)
         stands = head is not None and head.event.kind == "speak" and self._view.state.pause is not None
         if (head, stands) != (self._head, self._stands):
@@ -380,19 +384,32 @@ class Outbox:
         if kind == "resume":  # what is held may wait for the end of the speech that goes on
             self._backlog.insert(0, entry)
         elif self.deciding or self._waits(entry) or (self._backlog and not self._overtakes(kind)):
-            self._hold(entry, kind)
+            self._backlog.append(entry)
         else:
             self._write(entry)
 
     def _overtakes(self, kind: Kind) -> bool:
         """Whether an event does not wait behind the speeches that a pause holds: the turn goes on."""
-        return self._view.state.pause is not None and kind not in ("speak", "state")
+        is_free = self._view.state.pause is not None and kind not in _IN_STEP
+        return is_free and not self.deciding and not any(map(self._passes, self._backlog))
 
-    def _hold(self, item: Entry | Frame, kind: Kind) -> None:
-        at = len(self._backlog)
-        if self._overtakes(kind):
-            at = next((n for n, held in enumerate(self._backlog) if self._waits(held)), at)
-        self._backlog.insert(at, item)
+    def _next_held(self) -> Entry | Frame | None:
+        """Return the held event that may be sent.
+
+        In a pause all but speeches and states pass what waits, in their order: a client that has handled one
+        has had the earlier ones.
+        """
+        if self.deciding or not self._backlog:
+            return None
+        first = self._backlog[0]
+        if not self._waits(first):
+            return first
+        is_paused = self._view.state.pause is not None
+        return next(filter(self._passes, self._backlog), None) if is_paused else None
+
+    @staticmethod
+    def _passes(item: Entry | Frame) -> bool:
+        return isinstance(item, Frame) or item.event.kind not in _IN_STEP
 
     def _write(self, entry: Entry) -> None:
         assert self.transport is not None

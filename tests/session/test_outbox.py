@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pytest
 
-from conductor.conversation.state import Conversation, Event
+from conductor.conversation.state import Conversation, Event, Pause
 from conductor.rate_limit import STILL_S
 from conductor.session.outbox import Outbox
 from conductor.session.transport import Frame
@@ -696,3 +696,17 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
         restored.outbox.restore(event, is_sent=True)
     restored.outbox.handled("evt_a_2.1", reads_on=False)
     assert [event.call_id for event in restored.unacknowledged()] == ["c3"]
+
+
+async def test_in_a_pause_all_but_speeches_and_states_pass_what_is_held() -> None:
+    bench = Bench()
+    wire = bench.connect()
+    for kind in ("speak", "speak", "state", "final", "message"):
+        bench.put(kind)
+    assert wire.ids() == ["e1"]
+    bench.view.state.pause = Pause(speech_id="c1", name="c1", at=now_ms())
+    bench.put("message")
+    assert wire.ids() == ["e1", "e4", "e5", "e6"]
+    bench.view.state.pause = None
+    bench.acknowledge("c1")
+    assert wire.ids() == ["e1", "e4", "e5", "e6", "e2", "e3"]

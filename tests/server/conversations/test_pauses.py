@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from conductor.conversation.heard import CUT_HERE
+from conductor.messages import ToolCall
+from conductor.models.base import TextDelta
 from tests.app import App
 from tests.dialogues import DEVICE, TOOLS, begin, call
-from tests.models import AnthropicService, Reply
+from tests.models import AnthropicService, Reply, Script
+from tests.server.nodes import Node, Shelf, node
 from tests.serving import provider_for, serving
 from tests.shapes import arguments_of
 
@@ -274,6 +277,53 @@ async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: Anthrop
         await phone.open()
         await phone.until("audio.output.resume", since=since)
         assert await phone.until("tts.speak", since=since)
+
+
+@asynccontextmanager
+async def moving(shelf: Shelf, *replies: Script) -> AsyncIterator[tuple[App, Node, Node]]:
+    """Run two servers with one store, and an app at the first."""
+    async with node(shelf.make(), replies) as first, node(shelf.make(), []) as second:
+        fields = {"capabilities": ["pause", "resume", "turns", "tools"], "tools": TOOLS}
+        tools = {"tts.speak": lambda _: None, "look": lambda _: None}
+        phone = App(first.url, tools=tools, start_fields=fields)
+        await phone.open()
+        try:
+            yield phone, first, second
+        finally:
+            await phone.close()
+
+
+async def move(phone: App, to: Node) -> None:
+    await phone.cut()
+    phone.url = to.url
+    await phone.open()
+
+
+async def test_the_end_of_a_turn_is_not_lost_if_the_end_of_a_pause_overtakes_it(shelf: Shelf) -> None:
+    async with moving(shelf, [TextDelta(LONG)], [TextDelta("At nine.")]) as (phone, _, other):
+        speech_id = await speech(phone)
+        since, asked = len(phone.log), phone.say("when?")
+        await phone.until("append assistant", since=since)  # its speech is held, and the turn's end behind it
+        since = await paused(phone, speech_id)
+        phone.say("mhm")
+        await phone.until("audio.output.resume", since=since)
+        await move(phone, other)
+        await phone.until("turn.ended", eventId=asked)
+
+
+async def test_a_text_is_not_lost_if_a_call_overtakes_it_in_a_pause(shelf: Shelf) -> None:
+    go, add = asyncio.Event(), ToolCall("c-1", "calculator", '{"expression":"1 + 1"}')
+    rounds: list[Script] = [[TextDelta(f"This is round {n}."), add] for n in range(3)]
+    async with moving(shelf, *rounds, [go, ToolCall("c-2", "look", "{}")]) as (phone, first, other):
+        phone.say("go")
+        spoken = await phone.until("tts.speak")
+        await phone.until("assistant.speech.final", text="This is round 1.")
+        await first.provider.record(3).started.wait()
+        since = await paused(phone, spoken["payload"]["callId"])
+        go.set()
+        await phone.until("look", since=since)
+        await move(phone, other)
+        await phone.until("assistant.speech.final", text="This is round 2.")
 
 
 # -- clients that cannot pause, and odd ones
