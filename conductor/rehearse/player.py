@@ -113,11 +113,13 @@ class Player:
         self._waiting_speeches = 0
         self._silent = asyncio.Event()
         self._silent.set()
+        self._spoken = asyncio.Event()  # a speech has ended
         extra = ("segments",) if rehearsal.segments else ()
         self._client: Client = connect(
             url,
             locale=rehearsal.locale,
             time_zone=rehearsal.time_zone,
+            greeting=rehearsal.greeting,
             variables=rehearsal.variables,
             # A step ends at ``idle``, because the next one may answer a spoken question.
             capabilities=[name for name in (*DEFAULT_CAPABILITIES, *extra) if name != "turns"],
@@ -146,6 +148,8 @@ class Player:
         async with self._client as client:
             for tool in (client.started and client.started.rejected_tools) or ():
                 raise SettingsError(f"the server rejects the tool {tool.name}: {tool.reason}.")
+            if self._rehearsal.greeting:
+                await self._hear_greeting()
             for number, scene in enumerate(self._scenes, 1):
                 self._scene = scene
                 begins(number)
@@ -156,6 +160,16 @@ class Player:
             if self._person is not None and self._rehearsal.person is not None:
                 await self._improvise(self._rehearsal.person, self._person, begins)
         return self._scenes
+
+    async def _hear_greeting(self) -> None:
+        first, self._scene = self._scene, Scene(Step(say=""))
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._spoken.wait()
+        except TimeoutError:
+            first.problems.append(f"the greeting was not spoken within {self._patience_s:g} s")
+        first.problems += self._scene.problems
+        self._scene = first
 
     async def _improvise(
         self,
@@ -288,6 +302,7 @@ class Player:
                 part = text[: plan.after_characters - offset]
                 await self._interrupt(part if plan.heard is None else plan.heard)
         self._set_waiting_speeches(self._waiting_speeches - 1)
+        self._spoken.set()
 
     async def _murmur(self, words: str) -> None:
         """Pause the speech, and murmur over it; the words of an interruption cancel the speech."""

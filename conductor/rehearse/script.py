@@ -340,6 +340,7 @@ class Rehearsal(_Part):
     settings: dict[str, Any] = {}
     locale: str | None = None
     time_zone: str | None = None
+    greeting: str | None = None
     variables: dict[str, str] | None = None
     cards: bool = True
     segments: bool = False

@@ -234,6 +234,12 @@ def test_a_murmur_lets_the_answer_go_on(rehearse: Rehearse, segments: str) -> No
     assert (code, err) == (0, ""), out
 
 
+def test_the_first_step_begins_after_the_greeting(rehearse: Rehearse) -> None:
+    steps = "steps: [{say: Go on., interrupt: {after_characters: 4}, expect: {said: '^One $'}}]"
+    code, out, err = rehearse("greeting: Hello there.\n" + NINE + steps)
+    assert (code, err) == (0, ""), out
+
+
 def test_words_that_interrupt_are_no_murmur(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(NINE + 'steps: [{say: Go on., murmurs: ["Stop it."], expect: {said: Once}}]')
     assert code == 1 and "1 murmurs did not let the speech go on" in out
