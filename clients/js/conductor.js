@@ -406,6 +406,7 @@ class Client {
   #closed = false;
   #refusal; // the error of a page that may not connect
   #loaded = false; // before, a write would replace the saved state
+  #opened = false; // a connection of this client
   #known = false; // the server has answered this client, or the one before a reload: its calls are known
   #reported = new Set(); // calls whose results are in the last `session.start`
   #answerStarted;
@@ -598,24 +599,29 @@ class Client {
     this.#openedAt = Date.now();
     const socket = (this.#socket = new WebSocket(String(to), protocols));
     const mine = (act) => (event) => socket === this.#socket && act(event);
-    let refused = !this.#known && globalThis.location; // until it opens
+    let reason = ""; // the package ws tells one, a browser does not
     socket.onopen = mine(() => {
-      refused = false;
+      this.#opened = true;
       this.#begin();
     });
     socket.onmessage = mine(({ data }) => this.#read(data));
-    socket.onclose = mine(({ code, reason }) => {
-      this.#lost(code, String(reason ?? ""));
-      if (refused) this.#askWhy(to);
+    socket.onerror = mine(({ message }) => (reason = String(message ?? ""))); // a close follows
+    socket.onclose = mine((close) => {
+      this.#lost(close.code, String(close.reason || reason));
+      if (!this.#opened) this.#askWhy(to);
     });
-    socket.onerror = () => {}; // a close follows
     this.#later(START_MS, () => socket === this.#socket && !this.#live && this.#drop("The server does not answer."));
   }
 
-  /** A browser does not tell why it cannot connect: the server tells a page that may not. */
+  /** A WebSocket does not tell why it was refused: the server does, for a token and for the page's origin. */
   async #askWhy({ protocol, host, pathname }) {
-    const answer = await fetch(`${protocol.replace("ws", "http")}//${host}${pathname}`, { credentials: "omit" }).catch(() => {});
-    const message = answer?.status === 403 && (await answer.text().catch(() => "")).trim();
+    const { token } = this.#options;
+    const isOurs = (globalThis.location?.host ?? host) === host; // another origin's server may not be sent the token
+    const headers = token && isOurs ? { authorization: `Bearer ${token}` } : {};
+    const address = `${protocol.replace("ws", "http")}//${host}${pathname}`;
+    const answer = await fetch(address, { credentials: "omit", headers }).catch(() => {});
+    const isRefused = answer?.status === 403 || (answer?.status === 401 && (isOurs || !token));
+    const message = isRefused && (await answer.text().catch(() => "")).trim();
     if (!message || this.#closed || this.#live) return;
     this.#refusal = { code: "unauthorized", message };
     this.#tell("onError", this.#refusal);

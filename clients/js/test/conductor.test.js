@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { ToolCancelled } from "../conductor.js";
-import { PNG, FIND, NOTES, WebSocket, breaking, memoryStorage, open, signal } from "./helpers.js";
+import { token, PNG, FIND, NOTES, WebSocket, breaking, memoryStorage, open, signal } from "./helpers.js";
 
 const allow = () => ({ decision: "allow" });
 
@@ -413,6 +413,26 @@ test("a reload: a card stands again, and a call that was running is told as unkn
   const third = open("js-reload", { ...options, handlers: { "notes.add": () => assert.fail("run twice") }, onApproval: allow, onFinal: final.resolve });
   assert.equal(await final.promise, "I don't know whether that happened. It may have, so I am not trying again.");
   await third.close();
+});
+
+test("a wrong token is told, and the client does not try again", { skip: !token && "the server needs no token" }, async () => {
+  const errors = [];
+  const over = signal();
+  const client = open("js-refused", {
+    token: "wrong",
+    onError: (error) => errors.push(error),
+    onConnection: (state, close) => state === "closed" && over.resolve(close),
+  });
+  await assert.rejects(client.started, /valid bearer token/);
+  assert.match((await over.promise).reason, /valid bearer token/);
+  assert.deepEqual(errors.map(({ code }) => code), ["unauthorized"]);
+});
+
+test("a server that is away is named", async () => {
+  const away = signal();
+  const client = open("js-away", { url: "ws://127.0.0.1:1/ws", onConnection: (_state, close) => away.resolve(close) });
+  assert.match((await away.promise).reason, /ECONNREFUSED/);
+  await client.close();
 });
 
 test("another client takes the session: this one does not come back", async () => {
