@@ -29,6 +29,13 @@ def png(width: int = 8, height: int = 8, *, seed: int = 0, noise: int = 0) -> by
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
+def broken_png() -> bytes:
+    """Make a picture with a right header and pixels that cannot be decoded."""
+    whole = png(640, 480)
+    at = whole.index(b"IDAT") + 6
+    return whole[:at] + bytes(len(whole) - at - 12) + whole[-12:]
+
+
 def _chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from base64 import b64decode
 from binascii import Error
 
@@ -30,6 +31,21 @@ def check_picture(media_type: str, data: str, path: str) -> None:
         raise Refused(f"{path}: invalid base64 data") from None
     if re.match(_FIRST[media_type], content, re.DOTALL) is None:
         raise Refused(f"{path}: Image does not match the provided media type {media_type}")
+    if media_type == "image/png":
+        _check_pixels(content, path)
+
+
+def _check_pixels(png: bytes, path: str) -> None:
+    """Refuse a PNG whose pixels cannot be decoded (PNG specification, 5.3 and 10)."""
+    at, pixels = 8, b""
+    while at + 12 <= len(png):
+        size, name = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
+        pixels += png[at + 8 : at + 8 + size] if name == b"IDAT" else b""
+        at += 12 + size
+    try:
+        zlib.decompress(pixels)
+    except zlib.error:
+        raise Refused(f"{path}: Could not process image") from None
 
 
 def check_data_url(url: str, path: str) -> None:

@@ -89,6 +89,13 @@ class SchemaRefused(ModelError):
         self.problem = problem
 
 
+class RequestRefused(ModelError):
+    """The service refused the request as invalid, and did not say what it means; it may be an image."""
+
+    def __init__(self) -> None:
+        super().__init__("protocol", str(failure("protocol")))
+
+
 class ServiceProblem(NamedTuple):
     """A service's description of an error. ``message`` and ``place`` are never passed on."""
 
@@ -150,6 +157,8 @@ def from_status(status: int, problem: ServiceProblem, headers: Mapping[str, str]
         reason = "context_too_long"
     if reason is None and status in (400, 422) and _SCHEMA.search(f"{problem.place} {problem.message}"):
         return SchemaRefused(problem)
+    if reason is None and status == 400:
+        return RequestRefused()
     if reason is None:
         reason = "overloaded" if status >= 500 else "protocol"
     return failure(reason, retry_after=retry_after_s(headers))
@@ -162,6 +171,8 @@ def from_event(problem: ServiceProblem) -> ModelError:
     reason = _reason_of(_DECISIVE, problem.kinds) or _reason_of(_BY_KIND, problem.kinds)
     if reason is None and _is_too_long(problem.message):
         reason = "context_too_long"
+    if reason is None and any(kind == "invalid_request_error" or "image" in kind for kind in problem.kinds):
+        return RequestRefused()
     return failure(reason or ("protocol" if problem.kinds else "overloaded"))
 
 

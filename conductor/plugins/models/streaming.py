@@ -16,7 +16,13 @@ import structlog
 from conductor.errors import ModelError
 from conductor.models.base import CHARS_PER_TOKEN, ModelEvent, ModelRequest, StreamDecoder
 from conductor.models.failures import RETRYABLE, failure, rest_of
-from conductor.plugins.models.service_errors import EmptyReply, ReasoningRefused, SchemaRefused
+from conductor.plugins.models.refused_images import RefusedImages, shown_images, without_images
+from conductor.plugins.models.service_errors import (
+    EmptyReply,
+    ReasoningRefused,
+    RequestRefused,
+    SchemaRefused,
+)
 from conductor.plugins.models.tool_schemas import RefusedTools
 
 if TYPE_CHECKING:
@@ -79,6 +85,7 @@ class HttpProvider:
         self._send: Send | None = None
         self._starting = asyncio.Lock()
         self._refused = RefusedTools()
+        self._refused_images = RefusedImages()
         self._draining: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -106,7 +113,8 @@ class HttpProvider:
         """Send ``new_post(request, True)`` to ``path`` and yield the reply (`base.ModelProvider`).
 
         If the service refuses the reasoning in it, ``new_post(request, False)``, without any, is sent
-        instead; if it refuses a tool's schema, a request without that tool.
+        instead; if it refuses a tool's schema, a request without that tool; if it refuses a request with
+        images as invalid, one request with words in their place.
         Use ``contextlib.aclosing``: closing it, or cancelling its task, stops the request at once. Raises
         `ModelError`.
         """
@@ -125,10 +133,19 @@ class HttpProvider:
         self, path: str, new_post: Callable[[ModelRequest, bool], Post], request: ModelRequest
     ) -> ReplyStream:
         """Open a reply; after a refusal the request is sent again without what the service does not take."""
-        reasoning, request, tries = True, self._refused.without(request), MAX_REFUSED
+        reasoning, tries, hidden = True, MAX_REFUSED, frozenset[str]()
+        request = self._refused_images.without(self._refused.without(request))
         while True:
             try:
-                return await self._open(path, new_post(request, reasoning), request)
+                reply = await self._open(path, new_post(request, reasoning), request)
+                self._refused_images.add(hidden)
+                return reply
+            except RequestRefused:
+                hidden = shown_images(request)
+                if not hidden:
+                    raise
+                log.warning("model refused a request with images", images=len(hidden))
+                request = without_images(request, hidden)
             except ReasoningRefused:
                 if not reasoning:
                     raise

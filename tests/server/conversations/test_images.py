@@ -15,7 +15,7 @@ from conductor.settings import Limits
 from tests.app import Shown
 from tests.dialogues import DEVICE, begin, call, declared, results_of, talking
 from tests.models import AnthropicService, JsonObject, Reply
-from tests.pictures import JPEG, WEBP, jpeg_of, on_the_wire, png, webp_of
+from tests.pictures import JPEG, WEBP, broken_png, jpeg_of, on_the_wire, png, webp_of
 from tests.serving import provider_for, serving
 
 SNAP = declared("snap", readOnlyHint=True)
@@ -87,6 +87,20 @@ async def test_the_model_reads_why_an_image_of_a_result_was_refused(
     (read,) = results_of(claude.requests[-1])
     assert read["success"] and read["data"] == "a photo" and why in read["metadata"]["notes"][0]
     assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
+
+
+async def test_a_person_who_shows_a_damaged_image_gets_answers(claude: AnthropicService) -> None:
+    claude.replies += [Reply(text="I could not open it."), Reply(text="No."), Reply(text="A cat.")]
+    async with talking(claude, "images", "diagnostics") as phone:
+        phone.say("what is this?", images=[on_the_wire(broken_png())])
+        await phone.until("assistant.speech.final", text="I could not open it.")
+        await phone.ask("is it blue?")
+        phone.say("and this?", images=[on_the_wire(PICTURE)])
+        await phone.until("assistant.speech.final", text="A cat.")
+        assert not phone.errors()
+    assert "Could not process image" in claude.refused.popleft() and not claude.refused
+    assert [images_of(request) for request in claude.requests] == [[], [], [("image/png", PICTURE)]]
+    assert "[an image that the model's service refused: image/png, " in json.dumps(claude.requests[0])
 
 
 OTHER_FORMS = {

@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as replace_result
+from msgspec.structs import replace as replace_fields
 
 from conductor.errors import ModelError
 from conductor.images import Picture, take
 from conductor.messages import AssistantMessage, Image, Message, ToolCall, ToolResult, UserMessage
 from conductor.models.base import ModelProvider, ModelRequest, TextDelta, ToolDefinition
 from conductor.plugins.models.text_protocol import TextProtocol
-from tests.models import AnthropicService, ModelService, OpenAIService, Reply
-from tests.pictures import JPEG, WEBP, png
+from tests.models import AnthropicService, HttpFailure, ModelService, OpenAIService, Reply
+from tests.pictures import JPEG, WEBP, broken_png, png
 from tests.stand_ins.bedrock_service import BedrockService
 
 PNG = png(64, 48, seed=7, noise=2_000)
@@ -101,10 +101,64 @@ async def test_an_image_of_a_result_is_in_the_next_request_of_its_turn(make: Any
 
 @pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
 async def test_an_image_of_a_failed_result_is_seen(make: Any, model: str) -> None:
-    failed = replace_result(MESSAGES[2], is_error=True)
+    failed = replace_fields(MESSAGES[2], is_error=True)
     request = replace(REQUEST, messages=[*MESSAGES[:2], failed, MESSAGES[3]])
     async with asked(make, model, request) as (_, text):
         assert all(b64encode(data).decode() in text for _, data in TAKEN.pictures)
+
+
+BROKEN = broken_png()
+BAD = replace_fields(FIRST, id="bad", size=len(BROKEN))
+
+
+@pytest.mark.parametrize("where", ["words", "a result", "a failed result"])
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_a_request_whose_image_is_refused_is_sent_once_more_with_words_in_its_place(
+    make: Any, model: str, where: str
+) -> None:
+    words, calls, second, third = MESSAGES
+    if where == "words":
+        words = replace_fields(words, images=(BAD,))
+    else:
+        second = replace_fields(second, images=(BAD,), is_error=where == "a failed result")
+    messages: list[Message] = [words, calls, second, third]
+    request = replace(REQUEST, messages=messages, images={**dict(TAKEN.pictures), "bad": BROKEN}, kept={})
+    later = [*messages, UserMessage("And this?", images=(replace_fields(FIRST, id="new"),))]
+    async with make() as service:
+        service.replies += [Reply(text="A cat."), Reply(text="Still a cat."), Reply(text="A dog.")]
+        provider: ModelProvider = service.provider(model=model)
+        await provider.start()
+        try:
+            assert await said(provider, request) == "A cat."
+            assert await said(provider, replace(request, kept={})) == "Still a cat."
+            new = replace(request, messages=later, images={**dict(request.images or {}), "new": PNG}, kept={})
+            assert await said(provider, new) == "A dog."
+        finally:
+            await provider.aclose()
+        assert len(service.refused) == 1, "it is known from then on"
+        first, second_text, last = (json.dumps(body) for body in service.requests)
+    line = "[an image that the model's service refused: image/"
+    assert first == second_text and first.count(line) == last.count(line) == 3
+    pictures = [b64encode(data).decode() for data in (BROKEN, PNG)]
+    assert [text in first for text in pictures] == [False, False]
+    assert [text in last for text in pictures] == [False, True]
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["with images", "without"])
+@pytest.mark.parametrize(("make", "model"), SERVICES.values(), ids=SERVICES)
+async def test_a_request_that_is_refused_for_another_reason_still_fails(
+    make: Any, model: str, images: bool
+) -> None:
+    request = REQUEST if images else replace(REQUEST, messages=[UserMessage("Hello.")], images={})
+    async with make() as service:
+        service.replies += [HttpFailure(400, "invalid_request_error", "No.")] * 2
+        provider = service.provider(model=model)
+        await provider.start()
+        with pytest.raises(ModelError) as caught:
+            await said(provider, request)
+        await provider.aclose()
+        assert caught.value.reason == "protocol"
+        assert len(service.replies) == (0 if images else 1), "once more, and only without the images"
 
 
 @pytest.mark.parametrize(("make", "model"), BLIND_AT.values(), ids=BLIND_AT)
@@ -144,17 +198,17 @@ async def test_the_stand_ins_refuse_images_that_are_none(
     async with make() as service:
         provider = service.provider(model=model)
         await provider.start()
-        with pytest.raises(ModelError):
-            await said(provider, request)
+        service.replies.append(Reply(text="I see nothing."))
+        assert await said(provider, request) == "I see nothing."
         await provider.aclose()
-        assert service.refused
+        assert len(service.refused) == 1
 
 
 async def test_bedrock_refuses_images_for_a_model_that_does_not_see() -> None:
     async with BedrockService() as service:
         provider = service.provider(model="meta.llama3-1-8b")
         await provider.start()
-        with pytest.raises(ModelError):
-            await said(provider, REQUEST)
+        service.replies.append(Reply(text="I see nothing."))
+        assert await said(provider, REQUEST) == "I see nothing."
         await provider.aclose()
         assert "doesn't support the image field" in str(service.refused)

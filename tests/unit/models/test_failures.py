@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conductor.errors import ModelFailure
-from conductor.models.failures import ToolsRefused
+from conductor.errors import ModelError, ModelFailure
+from conductor.models.failures import ToolsRefused, failure
 from conductor.plugins.models.service_errors import (
+    RequestRefused,
     SchemaRefused,
     ServiceProblem,
     from_event,
@@ -177,3 +178,26 @@ def test_the_tool_whose_schema_is_refused_is_found(body: bytes, tool: str | None
         assert isinstance(error, SchemaRefused) and error.reason == "protocol"
     index = refused_tool(read_problem(body), TOOLS)
     assert (None if index is None else TOOLS[index]) == tool
+
+
+INVALID = ServiceProblem(("invalid_request_error",), message="Could not process image")
+MAY_MEAN_AN_IMAGE: list[tuple[ModelError, bool]] = [
+    (from_status(400, INVALID, {}), True),
+    (from_status(400, ServiceProblem(), {}), True),
+    (from_status(422, INVALID, {}), False),
+    (from_status(500, INVALID, {}), False),
+    (from_status(400, ServiceProblem(message="prompt is too long"), {}), False),
+    (from_status(400, ServiceProblem(("content_filter",)), {}), False),
+    (from_event(INVALID), True),
+    (from_event(ServiceProblem(("image_parse_error",))), True),
+    (from_event(ServiceProblem(("invalid_prompt",))), False),
+    (from_event(ServiceProblem(("overloaded_error",))), False),
+]
+
+
+@pytest.mark.parametrize(("error", "may_mean_an_image"), MAY_MEAN_AN_IMAGE)
+def test_an_invalid_request_without_a_clearer_cause_may_mean_an_image(
+    error: ModelError, may_mean_an_image: bool
+) -> None:
+    assert isinstance(error, RequestRefused) == may_mean_an_image
+    assert not may_mean_an_image or (error.reason, str(error)) == ("protocol", str(failure("protocol")))
