@@ -303,7 +303,8 @@ def _start(state: Conversation, record: r.TurnStarted, at: int) -> None:
         state.summary = record.summary
     state.late_calls = {key: call for key, call in state.late_calls.items() if call.expires_at > at}
     state.unknown_calls = {key: call for key, call in state.unknown_calls.items() if call.expires_at > at}
-    if record.cause in ("transcript", "news"):
+    begins_anew = bool(record.shown)
+    if record.cause in ("transcript", "news") and not begins_anew:
         _age_images(state)
     words = record.event_id, record.text
     waited = [waiting for waiting in state.queue if (waiting.event_id, waiting.text) == words]

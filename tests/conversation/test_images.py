@@ -54,6 +54,17 @@ ROWS: list[tuple[str, list[r.Record], dict[str, int], list[str], list[str]]] = [
         ["a"],
     ),
     (
+        "a turn that begins anew with more words is the same one",
+        [
+            *(turn("words-1", A), ANSWERED, turn("words-2", B)),
+            replace(INTERRUPTED, continues=True),
+            replace(turn("words-3", B), text="go on", shown=2),
+        ],
+        {"a": 2, "b": 1},
+        [],
+        [],
+    ),
+    (
         "the commit that drops it",
         [turn("words-1", A), ANSWERED, turn("words-2"), ANSWERED, turn("words-3"), ANSWERED],
         {},

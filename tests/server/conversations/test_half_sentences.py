@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.app import App
 from tests.models import AnthropicService, Reply
+from tests.pictures import on_the_wire, png
 from tests.serving import provider_for, serving
 from tests.shapes import arguments_of
 
@@ -56,6 +57,22 @@ async def test_words_soon_after_others_are_one_message_of_the_model(claude: Anth
         assert phone.finals() == ["Noted."] and len(phone.events("tts.speak")) == 1
         messages = json.dumps(claude.requests[-1]["messages"])
         assert "Take me to the quiet car park with a lift" in messages and "To which" not in messages
+
+
+async def test_a_picture_is_seen_in_the_next_turn_though_its_words_come_in_two_transcripts(
+    claude: AnthropicService,
+) -> None:
+    capabilities = ["resume", "turns", "hints", "images"]
+    async with app(claude, capabilities=capabilities, holdUnfinishedMs=10_000) as phone:
+        phone.say("what is this?", images=[on_the_wire(png())])
+        await phone.until("turn.ended")
+        claude.play(Reply(text="To which one?", hold=asyncio.Event(), hold_at=1))
+        since = len(phone.log)
+        phone.say("Take me to the quiet")
+        await phone.until("assistant.speech.partial", since=since)
+        last = phone.say("car park with a lift")
+        await phone.until("turn.ended", eventId=last)
+    assert '"type": "image"' in json.dumps(claude.requests[-1]["messages"])
 
 
 async def test_an_app_that_asks_for_no_wait_gets_none(claude: AnthropicService) -> None:
