@@ -32,7 +32,7 @@ from conductor.conversation.state import (
     Notice,
     Profile,
 )
-from conductor.conversation.turns import ended, remembered, turn_about
+from conductor.conversation.turns import continued, ended, may_go_on, remembered, turn_about
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
 from conductor.images import NONE_TAKEN, Taken
@@ -48,8 +48,6 @@ from conductor.tools.outcomes import (
 )
 
 _RETRY_S = 2.0
-# Halves of a sentence that have more than this together do not go on.
-_MAX_HALF_CHARS, _MAX_HALF_IMAGES = 2_000, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +187,7 @@ def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Im
     # An unanswered question is superseded in every mode.
     replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
     supersedes = state.turn is not None and replaces
-    begun = _continued(view) if supersedes else None
+    begun = continued(view) if supersedes else None
     half = begun or state.half
     whole = half.continued_by(words) if half is not None else words
     until = _hold_until(view, whole)
@@ -214,28 +212,12 @@ def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Im
     return [*records, *remembered(view, whole.text), turn_about(view, whole)]
 
 
-def _continued(view: View) -> Input | None:
-    """Return the words of the running turn if the next ones begin soon after, and it has brought nothing yet.
-
-    Both are then one sentence, wherever the recogniser has ended its transcript.
-    """
-    turn, words, hold_ms = view.state.turn, view.state.unanswered, view.hold_ms
-    if turn is None or words is None or not hold_ms or not _may_go_on(words):
-        return None
-    is_soon = view.live.speech.utterance_began < turn.started_at + hold_ms
-    return words if is_soon else None
-
-
 def _hold_until(view: View, words: Input) -> int:
     """Return until when words wait for their other half; 0 if they are whole, or an answer."""
     if not view.hold_ms or view.state.questions:
         return 0
-    is_half = _may_go_on(words) and view.gate.is_unfinished(words.text, words.lang)
+    is_half = may_go_on(words) and view.gate.is_unfinished(words.text, words.lang)
     return view.now() + view.hold_ms if is_half else 0
-
-
-def _may_go_on(words: Input) -> bool:
-    return len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
 
 
 # -- results

@@ -14,6 +14,9 @@ from conductor.messages import AssistantMessage, Image, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.outcomes import interrupted_outcome, not_answered
 
+# Halves of a sentence that have more than this together do not go on.
+_MAX_HALF_CHARS, _MAX_HALF_IMAGES = 2_000, 3
+
 
 def remembered(view: View, text: str) -> list[r.Record]:
     """Record, with the person's first words, a notice with the memories of the person."""
@@ -69,6 +72,35 @@ def turn_about(view: View, words: Input) -> r.TurnStarted:
         images=words.images,
         shown=words.shown,
     )
+
+
+def may_go_on(words: Input) -> bool:
+    """Return whether words are few enough to wait for more."""
+    return len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
+
+
+def continued(view: View) -> Input | None:
+    """Return the words of the running turn if the next ones began soon after, and it has brought nothing yet.
+
+    Both are then one sentence, wherever the recogniser has ended its transcript.
+    """
+    turn, words, hold_ms = view.state.turn, view.state.unanswered, view.hold_ms
+    if turn is None or words is None or not hold_ms or not view.conduct.cancels or not may_go_on(words):
+        return None
+    is_soon = view.live.speech.utterance_began < turn.started_at + hold_ms
+    return words if is_soon else None
+
+
+def goes_on_until(view: View) -> int:
+    """Return until when the person seems to go on with the sentence that the running turn is about; else 0.
+
+    A reply to half of it would be wrong, and a call more so.
+    """
+    turn, speech = view.state.turn, view.live.speech
+    if turn is None or speech.utterance_began < turn.started_at or continued(view) is None:
+        return 0
+    longest = speech.utterance_began + view.conduct.max_hold_ms
+    return min(speech.speaking_until, speech.heard_at + view.hold_ms, longest)
 
 
 def spoken(view: View, cause: Cause, sentence: str) -> list[r.Record]:

@@ -26,7 +26,7 @@ from conductor.conversation.steps import (
     Step,
     next_step,
 )
-from conductor.conversation.turns import turn_started
+from conductor.conversation.turns import goes_on_until, turn_started
 from conductor.conversation.view import finish, finish_without_result
 from conductor.images import take
 from conductor.messages import AssistantMessage
@@ -158,7 +158,7 @@ class Loop:
         has_spoken = any(speech.turn_id == turn.id for speech in session.state.speeches.values())
         if (device and not transport.segments) or has_spoken:
             return None  # the app would say it after the call
-        due_ms = since + round(session.limits.bridge_after * 1000)
+        due_ms = max(since + round(session.limits.bridge_after * 1000), goes_on_until(session.view))
         return max(0.0, (due_ms - session.view.now()) / 1000)
 
     def _bridge(self) -> list[r.Record]:

@@ -20,7 +20,7 @@ from conductor.conversation.phrases import SpokenFailure, in_about
 from conductor.conversation.records import Record, ReplyBroken, SegmentSpoken
 from conductor.conversation.state import Turn
 from conductor.conversation.steps import AskModel
-from conductor.conversation.turns import ended, replied
+from conductor.conversation.turns import ended, goes_on_until, replied
 from conductor.errors import BudgetSpent, ConductorError, ModelError
 from conductor.events.envelope import new_call_id
 from conductor.events.server import ErrorEvent, SpeechPartial
@@ -138,6 +138,7 @@ class ModelSteps:
             await self._fail(step, error)
             return
         self.stop()
+        await _listen(self._session)
         await self._take_reply(step, "".join(reply).strip(), calls, finished)
 
     def _note_limit(self, step: AskModel) -> None:
@@ -374,6 +375,12 @@ def _in_segments(session: Session) -> bool:
     return "segments" in session.state.profile.capabilities or session.services.speak_segments
 
 
+async def _listen(session: Session) -> None:
+    """Wait while the person goes on with the sentence; their words then take the place of this turn."""
+    while (left_ms := goes_on_until(session.view) - session.view.now()) > 0:  # noqa: ASYNC110 -- a partial moves it
+        await asyncio.sleep(left_ms / 1000)
+
+
 def _left_s(session: Session) -> float:
     """Return the seconds that are left of the turn."""
     turn = session.state.turn
@@ -400,6 +407,7 @@ class Speaker:
                 speech_text = ""
             if speech_text in (CODE_PHRASE, TABLE_PHRASE):
                 self._phrases.add(speech_text)
+            await _listen(self._session)
             if (turn := self._session.state.turn) is not None:
                 work = partial(_segment_records, turn, turn.reply_text, SegmentSpoken(segment, speech_text))
                 await self._session.commits.take(self._step, work)

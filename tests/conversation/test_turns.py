@@ -18,7 +18,7 @@ from conductor.conversation.state import (
     Notice,
     Summary,
 )
-from conductor.conversation.turns import ended, greeted, remembered, turn_started
+from conductor.conversation.turns import ended, goes_on_until, greeted, remembered, turn_started
 from conductor.conversation.turns import replied as replied_records
 from conductor.messages import AssistantMessage
 from tests.conversation.build import (
@@ -45,6 +45,7 @@ from tests.conversation.stories import (
     FOR_ANOTHER,
     LATE_CALL,
     LATE_READ,
+    LISTENS,
     LOST,
     NO_ANSWER,
     NOT_SENT,
@@ -497,3 +498,33 @@ def test_a_reply_opens_a_round_or_ends_the_turn(
     state: Conversation, calls: tuple[Call, ...], facts: Facts, records: list[r.Record]
 ) -> None:
     assert replied_records(view(state), HELLO, calls, "Hello.", **facts) == records
+
+
+BEGUN = fold(STARTED, state=fold(r.ProfileDeclared(LISTENS)))
+HOLDS = {"conduct": replace(RULES, hold_ms=1_200)}
+GOES_ON = {**HOLDS, "utterance_began": NOW + 500, "heard_at": NOW + 600, "speaking_until": NOW + 5_600}
+UNTIL_WHEN: list[tuple[str, Conversation, dict[str, Any], int]] = [
+    ("nobody speaks", BEGUN, HOLDS, 0),
+    ("soon after", BEGUN, GOES_ON, NOW + 1_800),
+    ("soon after, and is heard to the end", BEGUN, {**GOES_ON, "speaking_until": 0}, 0),
+    ("since before the turn", BEGUN, {**GOES_ON, "utterance_began": NOW - 1}, 0),
+    ("after a while", BEGUN, {**GOES_ON, "utterance_began": NOW + 1_200}, 0),
+    (
+        "for more than half a minute",
+        BEGUN,
+        {**GOES_ON, "heard_at": NOW + 31_000, "speaking_until": NOW + 36_000},
+        NOW + 30_500,
+    ),
+    ("to an app without the capability", TURN, GOES_ON, 0),
+    ("in the queue's mode", BEGUN, {**GOES_ON, "conduct": replace(RULES, hold_ms=1_200, cancels=False)}, 0),
+    ("without a turn", fold(r.ProfileDeclared(LISTENS)), GOES_ON, 0),
+    ("after a part of the reply", fold(r.SegmentSpoken("One. ", "One."), state=BEGUN), GOES_ON, 0),
+    ("after a call", fold(replied(device()), state=BEGUN), GOES_ON, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "facts", "until"), [row[1:] for row in UNTIL_WHEN], ids=[row[0] for row in UNTIL_WHEN]
+)
+def test_a_person_goes_on_until(state: Conversation, facts: dict[str, Any], until: int) -> None:
+    assert goes_on_until(view(state, **facts)) == until

@@ -404,6 +404,38 @@ async def test_words_while_the_person_has_begun_soon_are_one_message() -> None:
     assert asked(stage) == ["Is there a quiet car park with a lift and a very long name?"]
 
 
+@pytest.mark.parametrize("segments", [False, True], ids=["whole", "in segments"])
+async def test_nothing_is_said_or_done_while_the_person_goes_on(segments: bool) -> None:
+    def act(request: ModelRequest) -> Script:
+        if isinstance(request.messages[-1], ToolResult):
+            return [TextDelta("It is open.")]
+        return [0.8, TextDelta("I open it. Wait, please. "), call("device.do")]
+
+    stage = await listening(act, capabilities=(*CAPABILITIES, *(["segments"] if segments else [])))
+    stage.app.say("Open the red")
+    for _ in range(4):
+        await later(0.5)
+        stage.app.send("user.audio.transcript.partial", {"text": "door"})
+    await later(0.5)
+    assert not stage.app.events("tts.speak") and not stage.app.events("device.do")
+    stage.app.say("door")
+    await stage.quiet()
+    assert len(stage.app.events("device.do")) == 1
+    assert stage.session.state.log[0] == UserMessage("Open the red door")
+
+
+async def test_a_partial_without_words_after_it_lets_the_reply_wait_a_moment() -> None:
+    stage = await listening(lambda request: [0.6, *words_of(request)])
+    at = now_ms()
+    first = stage.app.say("Open the red")
+    await later(0.5)
+    stage.app.send("user.audio.transcript.partial", {"text": "hm"})
+    await stage.app.until("tts.speak")
+    assert 500 + HOLD_MS <= now_ms() - at < 700 + HOLD_MS
+    await stage.quiet()
+    assert ended(stage.app) == [(first, "answered")]
+
+
 async def test_words_after_a_while_are_a_message_of_their_own() -> None:
     stage = await listening(lambda request: [3.0, *words_of(request)])
     first = stage.app.say("What's the weather?")
