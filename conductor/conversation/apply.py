@@ -16,10 +16,7 @@ from conductor.conversation.events import events
 from conductor.conversation.ids import reply_id, segments_id, slot_id, speech_id, ui_call_id
 from conductor.conversation.phrases import CONTINUE, GREETED, NOTHING_CAME, app_facts
 from conductor.conversation.state import (
-    MAX_FACTS,
-    MAX_FACTS_BYTES,
     MAX_NOTICES,
-    AppFact,
     Conversation,
     Event,
     Input,
@@ -129,7 +126,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
         case r.NoticeTaken():
             _add_notice(state, record.notice)
         case r.ContextAdded():
-            _add_fact(state, record.fact, at)
+            state.facts = state.facts_with(record.fact, at)[0]
         case r.SpeechCut() if record.speech_id in state.speeches:
             _cut(state, state.speeches[record.speech_id], record.text)
         case r.SpeechPaused():
@@ -282,15 +279,6 @@ def _queue(state: Conversation, record: r.InputQueued) -> None:
         state.queue.remove(half)
         waiting = half.continued_by(waiting)
     state.queue.append(waiting)
-
-
-def _add_fact(state: Conversation, added: AppFact, at: int) -> None:
-    """Replace the fact of this name, or remove it; the oldest ones go first."""
-    facts = [fact for fact in state.facts if fact.stands(at) and fact.name != added.name]
-    facts += [added] if added.text else []
-    while len(facts) > MAX_FACTS or sum(len(fact.text.encode()) for fact in facts) > MAX_FACTS_BYTES:
-        del facts[0]
-    state.facts = tuple(facts)
 
 
 # -- a turn

@@ -88,7 +88,8 @@ def receive(view: View, event_id: str, event: object, taken: Taken = NONE_TAKEN)
                 expires_at=expires_at,
                 untrusted=event.untrusted,
             )
-            return [r.ContextAdded(event_id, fact)]
+            _, dropped = view.state.facts_with(fact, view.now())
+            return [r.ContextAdded(event_id, fact, dropped)]
         case AppWords() if len(view.state.notices) >= MAX_NOTICES:
             return Refuse("rate_limited", "Too many texts wait in this session.", _RETRY_S)
         case AppWords():

@@ -122,10 +122,11 @@ class NoticeTaken(Fact, frozen=True):
 
 
 class ContextAdded(Fact, frozen=True):
-    """The app told a fact, or removed one."""
+    """The app told a fact, or removed one. ``dropped`` older ones went, since there were too many."""
 
     event_id: str
     fact: AppFact
+    dropped: int = 0
 
 
 # -- a turn

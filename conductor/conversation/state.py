@@ -454,6 +454,15 @@ class Conversation(Part, kw_only=True):
         """The calls of the running round."""
         return self.turn.calls if self.turn is not None else ()
 
+    def facts_with(self, added: AppFact, at: int) -> tuple[tuple[AppFact, ...], int]:
+        """Replace the fact of this name, or remove it; returns all facts, and how many of the oldest went."""
+        facts = [fact for fact in self.facts if fact.stands(at) and fact.name != added.name]
+        facts += [added] if added.text else []
+        first = 0
+        while len(facts) - first > MAX_FACTS or _size(facts[first:]) > MAX_FACTS_BYTES:
+            first += 1
+        return tuple(facts[first:]), first
+
     def has_handled(self, event_id: str, words: str = "") -> bool:
         """Return whether an event was handled; ``words`` identify the words of a transcript.
 
@@ -474,3 +483,7 @@ class Conversation(Part, kw_only=True):
             return True
         claim, revision = next(reversed(earlier.claims.items()))
         return self.claims.get(claim, 0) >= revision
+
+
+def _size(facts: Sequence[AppFact]) -> int:
+    return sum(len(fact.text.encode()) for fact in facts)

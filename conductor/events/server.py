@@ -66,6 +66,7 @@ DiagnosticCode: TypeAlias = Literal[
     "unknown_call",
     "unreadable_result",
     "refused_image",
+    "dropped_facts",
 ]
 
 

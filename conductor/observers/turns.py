@@ -263,6 +263,9 @@ class TurnObserver(SessionObserver):
             match record:
                 case r.TurnStarted():
                     self._started = TurnStats([record.cause], record.text)
+                case r.ContextAdded() if record.dropped:
+                    key = self._session.key
+                    log.info("facts dropped", session=key.session_id, dropped=record.dropped)
                 case r.ReplyLogged():
                     self._reply(record)
                 case r.SegmentSpoken() if record.speech_text:
@@ -277,11 +280,14 @@ class TurnObserver(SessionObserver):
                         record.question_id, record.outcome, commit.at, record.channel, record.arguments
                     )
                 case r.TurnEnded() if (turn := self._session.state.turn) is not None:
-                    for question_id in record.superseded:
-                        self._decided(question_id, "superseded", commit.at)
-                    for finished in record.results:
-                        self._finished(finished)
-                    self._ended = turn, record
+                    self._end(turn, record, commit.at)
+
+    def _end(self, turn: Turn, record: r.TurnEnded, at: int) -> None:
+        for question_id in record.superseded:
+            self._decided(question_id, "superseded", at)
+        for finished in record.results:
+            self._finished(finished)
+        self._ended = turn, record
 
     def applied(self) -> None:
         """Report a turn that the commit ended: its request to the model has ended, its events are sent."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from conductor.conversation.state import MAX_FACTS, MAX_FACTS_BYTES
 from conductor.events import client
 from conductor.events.codec import Inbound
 from conductor.events.server import CAPABILITIES, Diagnostic
@@ -59,6 +60,12 @@ def of_images(event_id: str) -> Diagnostic:
 def of_refused_images(refusals: Sequence[str], event_id: str) -> Diagnostic:
     """Explain images that are refused."""
     return Diagnostic("warning", "refused_image", " ".join(refusals), event_id)
+
+
+def of_dropped_facts(event_id: str) -> Diagnostic:
+    """Explain facts that went because there were too many."""
+    message = f"A session has at most {MAX_FACTS} facts with {MAX_FACTS_BYTES:,} bytes; the oldest went."
+    return Diagnostic("warning", "dropped_facts", message, event_id)
 
 
 def of_ignored(inbound: Inbound) -> Diagnostic:

@@ -14,7 +14,7 @@ from conductor.conversation.consent import Later, Refuse, Response, tapped
 from conductor.conversation.interruptions import pause_over
 from conductor.conversation.phrases import MESSAGES
 from conductor.conversation.receive import receive, starts_turn, too_late, was_handled, wordless
-from conductor.conversation.records import ProfileDeclared, QuestionDecided
+from conductor.conversation.records import ContextAdded, ProfileDeclared, QuestionDecided
 from conductor.errors import Fenced, StoreError
 from conductor.events import client
 from conductor.events.codec import Inbound
@@ -27,7 +27,7 @@ from conductor.events.server import (
 )
 from conductor.images import MAX_IMAGES, NONE_TAKEN, Taken, from_base64, take
 from conductor.session.clients import ResumeAnswer
-from conductor.session.diagnostics import of_ignored, of_images, of_refused_images, of_tools
+from conductor.session.diagnostics import of_dropped_facts, of_ignored, of_images, of_refused_images, of_tools
 from conductor.session.session import Session
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
@@ -116,7 +116,9 @@ async def _take(  # noqa: C901 -- a case an event
             if question is not None and question.card and view.was_sent(event.approval_id):
                 session.clients.show(event.approval_id)
         case client.ContextAdd():
-            await record(session, inbound.id, event)
+            match await record(session, inbound.id, event):
+                case [ContextAdded(dropped=dropped)] if dropped:
+                    session.clients.diagnose([of_dropped_facts(inbound.id)])
         case client.ResponseCancel():
             await record(session, "", event)
         case client.ToolStarted() | client.ToolProgress():

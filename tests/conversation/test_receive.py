@@ -659,6 +659,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         [r.ContextAdded("e1", AppFact(text="Rain."))],
     ),
     (
+        "a fact for which the two oldest have to go",
+        fold(*(r.ContextAdded("", AppFact(text=text)) for text in ("a" * 60, "b" * 60, "c" * 8_000))),
+        {},
+        client.ContextAdd(text="d" * 150),
+        [r.ContextAdded("e1", AppFact(text="d" * 150), 2)],
+    ),
+    (
         "a fact with a key and an end, that others have written",
         fold(),
         {},

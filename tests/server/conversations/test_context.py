@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.app import App
 from tests.models import AnthropicService, Call, JsonObject, Reply
@@ -117,14 +118,30 @@ async def test_facts_do_not_count_as_turns(claude: AnthropicService) -> None:
             assert "One." in str(claude.requests[-1]["messages"]), "the history is whole"
 
 
-async def test_the_oldest_facts_go(claude: AnthropicService) -> None:
+@pytest.mark.parametrize("size", [1, 1_900], ids=["too many", "too long"])
+async def test_the_oldest_facts_go_and_the_apps_developer_learns_it(
+    claude: AnthropicService, size: int
+) -> None:
     claude.default = lambda _: Reply(text="Well.")
-    async with serving(provider_for(claude)) as served, phone_of(served) as phone:
-        for number in range(34):
-            await tell(phone, text=f"Fact {number}.")
+    most = 32 if size == 1 else 4
+    capabilities = {"capabilities": [*FIELDS["capabilities"], "diagnostics"]}
+    async with serving(provider_for(claude)) as served, served.phone(start_fields=capabilities) as phone:
+        with capture_logs() as lines:
+            for number in range(most):
+                await tell(phone, text=f"Fact {number} {'x' * size}")
+            assert phone.events("diagnostic") == [] and log_of(lines) == []
+            last = [await tell(phone, text=f"Fact {number} {'x' * size}") for number in range(most, most + 2)]
+        (told,) = phone.events("diagnostic")
+        assert (told["payload"]["code"], told["payload"]["eventId"]) == ("dropped_facts", last[0])
+        assert [line["dropped"] for line in log_of(lines)] == [1, 1]
+        assert "Fact" not in str(log_of(lines))
         await phone.ask("What do you know?")
         facts = [line for line in words(claude.requests[-1])[-1].splitlines() if line.startswith("- ")]
-        assert len(facts) == 32 and facts[0] == "- Fact 2."
+        assert len(facts) == most and facts[0].startswith("- Fact 2 ")
+
+
+def log_of(lines: list[Any]) -> list[Any]:
+    return [line for line in lines if line["event"] == "facts dropped"]
 
 
 @pytest.mark.parametrize(
