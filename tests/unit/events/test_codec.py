@@ -430,3 +430,26 @@ def test_a_hostile_report_takes_a_bounded_time(piece: bytes) -> None:
                 decode_event(data)
 
         assert least_cpu_s(read, 0.3) < 0.3  # 0.03; if quadratic, minutes
+
+
+LISTED = [{"mimeType": "image/png", "data": ""}, None, 7] * 1_000
+LISTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "words": ("user.audio.transcript.final", {"text": "hi", "images": LISTED}),
+    "a result": ("tool.result", {"callId": "call_1", "result": "done", "images": LISTED}),
+    "a result of a resume": (
+        "session.start",
+        {"resume": {"done": [{"callId": "call_1", "result": "done", "images": LISTED}]}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("type_", "payload"), LISTS.values(), ids=LISTS)
+def test_four_images_of_a_list_are_looked_at(type_: str, payload: dict[str, Any]) -> None:
+    """The fourth is for the refusal of more than three."""
+    read = decode_event(frame(type=type_, payload=payload), 1_048_576, takes_images=True).event
+    if isinstance(read, client.SessionStart):
+        assert read.resume is not None
+        (read,) = read.resume.done
+    assert isinstance(read, client.TranscriptFinal | client.ToolResultEvent)
+    picture, none = client.WirePicture("image/png", ""), client.WirePicture("", "")
+    assert read.images == [picture, none, none, picture]
