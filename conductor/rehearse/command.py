@@ -84,7 +84,7 @@ async def _play(
                 playing = make_model(options.person, load_settings())
                 stack.push_async_callback(playing.aclose)
                 person = partial(next_words, plan, provider=playing)
-            url, backstage = await stack.enter_async_context(_serving(rehearsal, options))
+            url, backstage, prompt = await stack.enter_async_context(_serving(rehearsal, options))
             patience_s = options.patience or PATIENCE_S
             player = Player(rehearsal, url, chance, backstage, patience_s=patience_s, person=person)
             scenes = await player.play(lambda number: show(f"{path}, step {number}"))
@@ -93,7 +93,7 @@ async def _play(
             if judging is not None:
                 calls = [entry for entry in backstage.ledger if entry["event"] == "call"]
                 await judge(scenes, judging, calls)
-        return Performance(rehearsal.name, str(path), scenes)
+        return Performance(rehearsal.name, str(path), scenes, prompt)
     except (ClientError, SettingsError) as error:
         raise SettingsError(f"{path}: {error}") from None
 
@@ -110,7 +110,10 @@ class _CallLog(AuditLog):
 
 
 @asynccontextmanager
-async def _serving(rehearsal: Rehearsal, options: argparse.Namespace) -> AsyncIterator[tuple[str, Backstage]]:
+async def _serving(
+    rehearsal: Rehearsal, options: argparse.Namespace
+) -> AsyncIterator[tuple[str, Backstage, tuple[str, str]]]:
+    # The address, what happens behind it, and the name and version of the system prompt.
     values: dict[str, Any] = OWN_SETTINGS | rehearsal.settings
     # `load_settings` ignores None.
     unset = {name: None for name, value in values.items() if value is None}
@@ -125,7 +128,7 @@ async def _serving(rehearsal: Rehearsal, options: argparse.Namespace) -> AsyncIt
             # A server does not wait for remote tools, but the first step may need them.
             for toolset in services.toolsets:
                 await toolset.ready()
-            yield f"ws://127.0.0.1:{listener.port}/ws", backstage
+            yield f"ws://127.0.0.1:{listener.port}/ws", backstage, services.observers.prompt
         finally:
             await listener.stop(drain_s=0)  # a failed step may leave a running turn
 

@@ -22,11 +22,12 @@ _HEADINGS = ("rehearsal", "step", "outcome", "s", "rounds", "tokens in", "out", 
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """The result of one rehearsal."""
+    """The result of one rehearsal, with the name and the version of its system prompt."""
 
     name: str
     file: str
     scenes: Sequence[Scene]
+    prompt: tuple[str, str]
 
     @property
     def failed(self) -> bool:
@@ -118,6 +119,7 @@ def write_report(performances: Sequence[Performance]) -> None:
                 outcome = "not reached"
             rows.append((performance.name, number, outcome, *figures, expected, was))
     write_table(_HEADINGS, rows, ("step", "s", "rounds", "tokens in", "out"), ("rehearsal", "expected"))
+    _write_prompts(performances)
     for performance in performances:
         differences = (
             f"first difference of {performance.name}: step {number}, {problem}"
@@ -126,6 +128,16 @@ def write_report(performances: Sequence[Performance]) -> None:
         )
         if (first := next(differences, None)) is not None:
             write(first)
+
+
+def _write_prompts(performances: Sequence[Performance]) -> None:
+    """Write the system prompts, with the names of their rehearsals if there are several."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for performance in performances:
+        names.setdefault(performance.prompt, []).append(performance.name)
+    for (prompt, version), used_by in names.items():
+        of = f" of {', '.join(dict.fromkeys(used_by))}" if len(names) > 1 else ""
+        write(f"prompt{of}: {prompt}, version {version}")
 
 
 def pass_rates(performances: Sequence[Performance]) -> dict[str, float]:
@@ -158,6 +170,7 @@ def write_rates(performances: Sequence[Performance]) -> None:
         estimates = ", ".join(f"{name} {value:.2f}" for name, value in pass_at(runs).items())
         rows.append((runs[0].name, f"{round(rate * len(runs))} of {len(runs)}", estimates, failed))
     write_table(("rehearsal", "passed", "estimate", "failures"), rows, ("passed",))
+    _write_prompts(performances)
 
 
 def _plain(text: str) -> str:
@@ -171,9 +184,11 @@ def write_junit(out: BinaryIO, performances: Sequence[Performance]) -> None:
     for performance in performances:
         name = _plain(performance.name)
         suite = ElementTree.SubElement(suites, "testsuite", name=name, tests=str(len(performance.scenes)))
-        estimates = ElementTree.SubElement(suite, "properties")
+        facts = ElementTree.SubElement(suite, "properties")
+        for kind, text in zip(("prompt", "prompt version"), performance.prompt, strict=True):
+            ElementTree.SubElement(facts, "property", name=kind, value=_plain(text))
         for kind, value in pass_at([run for run in performances if run.file == performance.file]).items():
-            ElementTree.SubElement(estimates, "property", name=kind, value=f"{value:.4f}")
+            ElementTree.SubElement(facts, "property", name=kind, value=f"{value:.4f}")
         for number, scene in enumerate(performance.scenes, 1):
             title, seconds = _plain(f"{number} {scene.step.say}"), f"{scene.seconds:.3f}"
             attributes = {"classname": name, "name": title, "file": performance.file, "time": seconds}

@@ -35,6 +35,7 @@ END_S = 1.0
 MAX_ARGUMENTS = 200
 COMMANDS = {
     "/help": "list the commands",
+    "/fact": "tell the model a fact, without a turn: /fact TEXT",
     "/new": "start a new session",
     "/session": "print the session's id, or change to another session: /session [ID]",
     "/quit": "exit",
@@ -176,6 +177,9 @@ class TerminalChat:
                 self._leave(DONE)
             case "/session" if argument is None:
                 show(self._client.session_id)
+            case "/fact" if argument is not None:
+                await self._client.add_context(argument)
+                show("The model reads it from the next turn on.")
             case "/new" | "/session":
                 await self._change(self._make(argument))
             case _:

@@ -34,6 +34,28 @@ async def test_the_session_and_the_commands_are_shown() -> None:
     assert [peer.session_id for peer in server.peers] == ["one", "two"]
 
 
+async def test_a_fact_is_told_without_a_turn() -> None:
+    async def script(peer: Peer) -> None:
+        await start(peer, "context", "resume", "turns")
+        fact = await peer.receive("context.add")
+        assert fact["payload"] == {"text": "The cart holds three items."}
+        await peer.send("event.ack", {"eventIds": [fact["id"]]})
+        assert await peer.begin() == "How many?"
+        await peer.answer("Three.")
+        await peer.connection.wait_closed()
+
+    async with scripted_server(script) as server, person(server.url) as user:
+        user.type("/fact")
+        await user.sees("/fact TEXT")
+        user.type("/fact  The cart holds three items.")
+        await user.sees("from the next turn on")
+        user.type("How many?")
+        await user.sees("Three.")
+        user.type(f"/fact {'x' * 2_001}")
+        await user.sees("2000")
+    assert user.status == 0
+
+
 async def test_a_question_is_spoken_and_the_next_line_answers_it() -> None:
     async def script(peer: Peer) -> None:
         assert "approval" not in (await start(peer, "turns"))["capabilities"]
