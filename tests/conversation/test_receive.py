@@ -144,6 +144,7 @@ LISTENING = fold(r.ProfileDeclared(LISTENS))
 PATIENT = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=500)))
 HASTY = fold(r.ProfileDeclared(changed(LISTENS, hold_ms=0)))
 BEGUN = fold(STARTED, state=LISTENING)
+BEGUN_ID = BEGUN.turn.id if BEGUN.turn is not None else ""
 NEWS = r.TurnStarted(cause="news", limit_ms=120_000)
 GO_HI = changed(STARTS, text="go hi", shown=2)
 AFTER_A_WHILE: Facts = {**HOLDS, "now": NOW + 2_000, "utterance_began": NOW + 1_200}
@@ -393,7 +394,7 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
     (
         "words soon after others whose reply is being written",
         BEGUN,
-        {**HOLDS, "request": (TURN_ID, 0, 0), "draft": "Going wh"},
+        {**HOLDS, "request": (BEGUN_ID, 0, 0), "draft": "Going wh"},
         HI,
         [CONTINUES, OTHER_HALF, GO_HI],
     ),

@@ -50,10 +50,12 @@ async def listening(
     mode: str = "cancel",
     hold_unfinished: float = HOLD_MS / 1000,
     store: SessionLog | None = None,
+    bridge_phrases: Sequence[str] = (),
 ) -> Stage:
     """Open a session of an app that is ready for half sentences."""
     store = SlowStore() if store is None else store
     services = make_services(replies, store=store, mode=mode, hold_unfinished=hold_unfinished)
+    services = replace(services, bridge_phrases=bridge_phrases)
     app = App(store=store if isinstance(store, SlowStore) else None)
     app.start_fields = {"capabilities": capabilities, "hold_unfinished_ms": hold_ms}
     return Stage(await join(services, app), app, services)
@@ -422,6 +424,17 @@ async def test_nothing_is_said_or_done_while_the_person_goes_on(segments: bool) 
     await stage.quiet()
     assert len(stage.app.events("device.do")) == 1
     assert stage.session.state.log[0] == UserMessage("Open the red door")
+
+
+async def test_no_phrase_of_waiting_is_spoken_while_the_person_goes_on() -> None:
+    stage = await listening(lambda request: [5.0, *words_of(request)], bridge_phrases=("One moment.",))
+    stage.app.say("Open the red")
+    for _ in range(6):
+        await later(0.5)
+        stage.app.send("user.audio.transcript.partial", {"text": "door"})
+    assert not stage.app.events("tts.speak")
+    await stage.app.until("tts.speak")
+    assert stage.app.speeches() == ["One moment."], "the person has stopped"
 
 
 async def test_a_partial_without_words_after_it_lets_the_reply_wait_a_moment() -> None:

@@ -240,6 +240,18 @@ async def test_the_halves_of_a_sentence_are_one_turn() -> None:
             assert (await turn).finals == ["Noted."] and turn.ending == "idle"
 
 
+async def test_words_that_go_on_have_the_answer_of_both() -> None:
+    wire = Wire()
+    wire.turns.are_named = True
+    first = wire.say("Is there a quiet")
+    wire.hear(THINKING, append_message("c", "user", "Is there a quiet"))
+    second = wire.say("car park")
+    wire.hear(THINKING, append_message("c", "user", "car park"), SpeechFinal("Yes."))
+    wire.hear(*(TurnEndedEvent("t", turn.event_id, "answered") for turn in (first, second)), IDLE)
+    for turn in (first, second):
+        assert (await turn).finals == ["Yes."] and turn.ending == "idle"
+
+
 async def test_words_that_are_not_the_halves_of_a_message_are_turns_of_their_own() -> None:
     wire = Wire()
     first, second = wire.say("Milk"), wire.say("eggs")
