@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from conductor.conversation.heard import HEARD_NOTHING
+from tests.models import JsonObject
 from tests.services import postgres_server
 from tests.stand_ins.programs import missing
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from benchmarks.chaos import Options, Report, StoreKind, run, summary, was_found
+from benchmarks.chaos_book import Book, Person
 from benchmarks.chaos_faults import STEPS, Plan
+from benchmarks.chaos_jobs import NOTED, REST, read_request, transcript
 from benchmarks.chaos_nodes import CONTROLS, SHOWN_BY, Parent
 from benchmarks.nodes import redis_program
 
@@ -118,3 +122,36 @@ async def test_a_server_that_is_broken_on_purpose_is_found_out(
         options = replace(options, apps=2, libraries=10)  # only clients of the library have them
     report = await run(options, parent)
     assert was_found(report, control), summary(report)
+
+
+@pytest.mark.parametrize(
+    ("answer", "spoken", "findings"),
+    [
+        (f"Job 1001 is done. {REST}", "before", 0),
+        (HEARD_NOTHING, "never", 0),
+        (HEARD_NOTHING, "before", 1),
+        (HEARD_NOTHING, "later", 1),
+        ("", "never", 1),
+        (NOTED, "never", 1),
+    ],
+)
+async def test_only_an_answer_that_was_never_spoken_may_be_called_unheard(
+    answer: str, spoken: str, findings: int
+) -> None:
+    book, person = Book(), Person("lib0", "lib0-1")
+    job = book.add_job(("read",), person)
+    book.note_answer(job)
+    if spoken == "before":
+        book.note_voice(job)
+    call = {"type": "tool_use", "id": "c-1", "name": "device_read", "input": {"n": 100100}}
+    messages: list[JsonObject] = [
+        {"role": "user", "content": transcript(1001, ["read"])},
+        {"role": "assistant", "content": [{"type": "text", "text": HEARD_NOTHING}, call]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c-1", "content": "{}"}]},
+        *([{"role": "assistant", "content": answer}] if answer else []),
+        {"role": "user", "content": transcript(1002, [])},
+    ]
+    book.check_request(read_request({"messages": messages}), last=False)
+    if spoken == "later":
+        book.note_voice(job)
+    assert sum(book.bad.values()) == findings, book.stories
