@@ -235,7 +235,8 @@ class LibraryClient(SimulatedClient):
         self.person.note("the voice goes on")
 
     async def _murmur(self, client: Client, *, asks: bool, since: int) -> None:
-        """Murmur; the text that is spoken ``asks`` something."""
+        """Murmur; the text that is spoken ``asks`` something, and was paused ``since`` so many words."""
+        follows = self._floor.words > since
         try:
             self.person.note(f"-> {MURMUR}")
             turn = await client.say(MURMUR)
@@ -243,7 +244,7 @@ class LibraryClient(SimulatedClient):
             return
         self._injector.soon("words in a pause sent", self.name)
         self._murmured = self._job
-        murmur = Murmur(turn, self._job, asks=asks, follows=self._floor.words > since)
+        murmur = Murmur(turn, self._job, asks=asks, follows=follows)
         self._floor.add(murmur)
         self._murmurs = asyncio.create_task(self._note_murmur(murmur))
 
@@ -322,9 +323,9 @@ class LibraryClient(SimulatedClient):
             if self._chance.random() < 0.25:
                 await self._say_half(client)
             self.person.note(f"-> {words}")
-            self._floor.words += 1
             await client.add_context(fact_of(job.number), key="job")
             job.has_fact = True
+            self._floor.words += 1
             turn = await client.say(words, images=pictures)
             self._injector.soon("transcript sent", self.name)
             barges = self._injector.wants_barge_in() or self._chance.random() < 0.03
