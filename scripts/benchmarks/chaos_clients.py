@@ -253,8 +253,10 @@ class LibraryClient(SimulatedClient):
         person, turn = self.person, murmur.turn
         try:
             await turn.wait(_LIMITS.resend_s)
+        except WaitTimeout:
+            self._book.blame(person, "stuck", "a murmur without an end")
         except ClientError:
-            pass
+            pass  # the session has ended before
         is_resumed = turn.reason == "resumed"
         self._book.note_murmur(person, resumed=is_resumed, asks=murmur.asks, ground=murmur.ground)
         if murmur.job is not None and not is_resumed:
