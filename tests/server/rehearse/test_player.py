@@ -111,7 +111,8 @@ steps:
 def test_problems_are_failures_without_an_expectation(rehearse: Rehearse) -> None:
     code, out, _ = rehearse(WRONG)
     assert code == 1
-    *rows, difference = out.splitlines()[1:]
+    *rows, prompt, difference = out.splitlines()[1:]
+    assert prompt.startswith("prompt: voice, version ")
     assert difference.startswith("first difference of one: step 1, The tool 'lamp.switch'")
     for row, problem in zip(
         rows,
