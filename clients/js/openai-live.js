@@ -57,7 +57,8 @@ function pieces(text) {
 }
 
 /** What both sides say, in utterances. Their `state` is "new", "asked" (the session behind knows them) or "told" (as a fact). */
-class Ears {  entries = [];
+class Ears {
+  entries = [];
   of = (side) => this.entries.filter((entry) => entry.side === side);
   isOpen = (side) => this.of(side).at(-1)?.isOpen ?? false;
   since = (fromMs) => this.of("voice").flatMap(({ fragments }) => fragments).filter(({ startMs }) => startMs >= fromMs);
