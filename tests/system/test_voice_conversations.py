@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from tests.conftest import ROOT, environment
 from tests.seeds import seeded
 from tests.stand_ins.openai_live import DONE, FRAGMENT_MS, LiveService, VoiceSession
-from tests.system.clients.voices import QUIET_MS, converse, seconds
+from tests.system.clients.voices import converse, seconds
 
 sys.path.append(str(ROOT / "scripts"))
 
@@ -31,6 +31,8 @@ SCALE = int(os.environ.get("VOICE_SCALE", "1"))
 """10 plays 300 conversations, with 60 kills."""
 CONVERSATIONS, KILLS = 30 * SCALE, 6 * SCALE
 PER_KILL = CONVERSATIONS * 4 // 5 // KILLS
+QUIET_MS = 300
+"""Longer than a machine that starts servers all the time holds up the fragments of an utterance."""
 ANSWER_S = 60.0
 """Longer than a server takes to start again."""
 
@@ -95,7 +97,7 @@ class Talk:
             if self.draw.random() < 0.5:
                 await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
         if late_ms:
-            await asyncio.sleep(seconds(late_ms))
+            await asyncio.sleep(seconds(late_ms, QUIET_MS))
             await session.say("person", words, at_ms=began)
         # What has not reached the app when a voice session breaks is lost, and a person would say it again.
         await (await session.socket.ping())
@@ -200,8 +202,9 @@ async def test_requests_are_answered_once_and_small_talk_is_known(tmp_path: Path
     await node.start()
     making = asyncio.create_task(trouble.make())
     try:
+        apps = [{"key": key} for key in talks]
         async with LiveService(play) as service:
-            seen = await converse({"CONDUCTOR_URL": node.url}, service, [{"key": key} for key in talks])
+            seen = await converse({"CONDUCTOR_URL": node.url}, service, apps, QUIET_MS)
         assert service.failures == []
         await asyncio.wait_for(making, START_S)
     finally:

@@ -18,19 +18,22 @@ LIFE_MS = 800
 """The silence that ends one in life, on a voice session's own clock."""
 
 
-def seconds(own_ms: float) -> float:
+def seconds(own_ms: float, quiet_ms: int = QUIET_MS) -> float:
     """Tell how long a time of a voice session's clock takes here."""
-    return own_ms * QUIET_MS / LIFE_MS / 1000
+    return own_ms * quiet_ms / LIFE_MS / 1000
 
 
 async def converse(
-    server: Mapping[str, str], service: LiveService, apps: Sequence[Mapping[str, Any]]
+    server: Mapping[str, str],
+    service: LiveService,
+    apps: Sequence[Mapping[str, Any]],
+    quiet_ms: int = QUIET_MS,
 ) -> dict[str, Any]:
     """Run apps with a voice in front; returns what each has seen, by its key.
 
     ``server`` names Conductor in environment variables. An app's ``card`` is "show", "tap" or empty.
     """
-    plan = {"voice": service.url, "quietMs": QUIET_MS, "apps": list(apps)}
+    plan = {"voice": service.url, "quietMs": quiet_ms, "apps": list(apps)}
     environment = {"NODE_PATH": node_packages(), "VOICES": json.dumps(plan), **server}
     command = [program("node"), str(CLIENTS / "voices.js")]
     async with started(command, environment=environment) as process:
