@@ -28,7 +28,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=128)]
 """The id of an event or of a call."""
 _Short = Annotated[str, Meta(max_length=256)]
 _Variable = Annotated[str, Meta(min_length=1, max_length=64)]
-_Value = Annotated[str, Meta(max_length=200)]
+Value = Annotated[str, Meta(max_length=200)]
+"""The value of a variable."""
 _DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
 _WORDS = f"The person's words, for the model; of more than {MAX_MESSAGE_CHARS:,} characters the first ones."
 _ARGUMENTS = {"editedArguments": {"type": "object"}}
@@ -114,10 +115,11 @@ class SessionStart(FromClient, frozen=True, omit_defaults=True, kw_only=True):
         ),
     ] = None
     variables: Annotated[
-        dict[_Variable, _Value] | None,
+        dict[_Variable, Value] | None,
         doc(
-            "The values of all variables of the system prompt, which are names in double braces. "
-            "Another name, or one without a value, is the error ``invalid_event``.",
+            "The values of the variables of the system prompt, which are names in double braces. A name that "
+            "it does not have is the error ``invalid_event``, unless the session has had these ``variables`` "
+            "before; one without a value is empty.",
             {"shop": "Corner Books"},
         ),
     ] = None

@@ -274,7 +274,7 @@ def _convert(payload: dict[str, Any], struct: type[ClientEvent], head: _Head) ->
     try:
         event = msgspec.convert(_with_formed_images(payload, struct), struct)
     except msgspec.ValidationError as error:
-        _refuse(f"invalid_payload: {_without_value(str(error))}", head)
+        _refuse(f"invalid_payload: {_with_name(_without_value(str(error)), payload)}", head)
     if isinstance(event, client.SessionStart) and event.instructions is not None:
         if len(event.instructions.encode()) > client.MAX_INSTRUCTIONS_BYTES:
             _refuse(f"instructions_too_large:{client.MAX_INSTRUCTIONS_BYTES}", head)
@@ -290,7 +290,10 @@ def _with_formed_images(payload: dict[str, Any], struct: type[ClientEvent]) -> d
         images = payload["images"]
         given = [] if images is None else images if isinstance(images, list) else [images]
         looked_at = given[:_MAX_IMAGES]
-        return {**payload, "images": [image if _is_image(image) else _NO_IMAGE for image in looked_at]}
+        return {
+            **payload,
+            "images": [image if _fits(image, client.WirePicture) else _NO_IMAGE for image in looked_at],
+        }
     match payload:
         case {"resume": {"done": list(done), **resume}} if struct is client.SessionStart:
             reports = [
@@ -301,12 +304,21 @@ def _with_formed_images(payload: dict[str, Any], struct: type[ClientEvent]) -> d
     return payload
 
 
-def _is_image(value: Any) -> bool:
+def _fits(value: Any, kind: Any) -> bool:
     try:
-        msgspec.convert(value, client.WirePicture)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return False
     return True
+
+
+def _with_name(message: str, payload: dict[str, Any]) -> str:
+    """Name the variable whose value is refused, which msgspec does not."""
+    place = "$.variables[...]"
+    if place not in message:
+        return message
+    refused = next(name for name, value in payload["variables"].items() if not _fits(value, client.Value))
+    return message.replace(place, f"$.variables[{refused!r}]")
 
 
 def _without_value(message: str) -> str:

@@ -59,6 +59,7 @@ DiagnosticCode: TypeAlias = Literal[
     "unknown_event",
     "unknown_capability",
     "missing_capability",
+    "missing_variable",
     "unknown_field",
     "unknown_model",
     "unknown_time_zone",

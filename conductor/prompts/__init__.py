@@ -40,14 +40,9 @@ def identify(path: Path | None, text: str) -> tuple[str, str]:
     return (path or PACKAGED).stem, hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def variables_problem(base: str, variables: Mapping[str, str]) -> str:
-    """Name the variables that are not the ones of the prompt ``base``; empty if they are."""
-    wanted = set(_VARIABLE.findall(base))
-    if unknown := sorted(variables.keys() - wanted):
-        return f"The system prompt has no variable {unknown[0]!r}."
-    if missing := sorted(wanted - variables.keys()):
-        return f"The system prompt's variable {missing[0]!r} has no value."
-    return ""
+def variables_of(base: str) -> frozenset[str]:
+    """Return the names of a prompt's variables."""
+    return frozenset(_VARIABLE.findall(base))
 
 
 def session_prompt(
@@ -61,9 +56,9 @@ def session_prompt(
 ) -> str:
     """Return ``base`` and the session's own parts, each under a heading.
 
-    ``{{name}}`` in ``base`` becomes the value of the variable, in one line; a value is never read as such a
-    place. What ``base`` says of coding agents is left out unless `AGENT_TOOL` is among ``tools``, the names
-    of the tools that the model is offered.
+    ``{{name}}`` in ``base`` becomes the value of the variable, in one line, and nothing without one; a value
+    is never read as such a place. What ``base`` says of coding agents is left out unless `AGENT_TOOL` is
+    among ``tools``, the names of the tools that the model is offered.
 
     ``locale`` is a BCP 47 tag, ``time_zone`` an IANA name, ``instructions`` the app's own text (the
     protocol bounds it to 4 KiB). Parts that are None or blank are left out. The text does not change

@@ -21,7 +21,7 @@ from conductor.events import client
 from conductor.events.codec import Inbound, InvalidFrame, decode_event
 from conductor.events.envelope import SUPERSEDED, IdGenerator, encode_event, encode_frame, new_call_id
 from conductor.events.server import ErrorEvent, SessionPing, set_state
-from conductor.prompts import variables_problem
+from conductor.prompts import variables_of
 from conductor.server.access import Access
 from conductor.server.auth import Principal
 from conductor.server.expiry import TOKEN_EXPIRES, TokenExpiry
@@ -395,9 +395,11 @@ class Connection(Writer):
         return self._session is session
 
     async def _start(self, event_id: str, event: client.SessionStart, session: Session, *, new: bool) -> bool:
-        if event.variables is not None:
-            problem = variables_problem(session.services.system_prompt, event.variables)
-            if problem:
+        # The operator may change the prompt while a session runs, which comes back as it began.
+        if event.variables not in (None, session.state.profile.variables):
+            unknown = sorted((event.variables or {}).keys() - variables_of(session.services.system_prompt))
+            if unknown:
+                problem = f"The system prompt has no variable {unknown[0]!r}."
                 self._send_error("invalid_event", problem, event_id, session.key.session_id)
                 return True
         tools = event.tools if "tools" in event.capabilities else None

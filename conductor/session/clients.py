@@ -22,7 +22,8 @@ from conductor.events.server import (
     SessionStarted,
     SttHints,
 )
-from conductor.session.diagnostics import of_start
+from conductor.prompts import variables_of
+from conductor.session.diagnostics import of_start, of_variables
 from conductor.session.transport import Transport
 from conductor.session.warming import warm_cache
 from conductor.tools.declarations import ReadTool
@@ -110,6 +111,7 @@ class Clients:
             started=started,
         )
         self.diagnose(of_start(event, session.state.profile.model))
+        self.diagnose(of_variables(variables_of(services.system_prompt), session.state.profile.variables))
         warm_cache(session, shared=True)
 
     async def attach(

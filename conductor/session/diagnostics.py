@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from conductor.conversation.state import MAX_FACTS, MAX_FACTS_BYTES
@@ -41,6 +41,13 @@ def of_start(event: client.SessionStart, model: str | None = None) -> Iterator[D
             yield Diagnostic("warning", "missing_capability", message)
     if "tools" in event.capabilities:
         yield from of_tools(event.tools or ())
+
+
+def of_variables(names: Collection[str], given: Mapping[str, str] | None) -> Iterator[Diagnostic]:
+    """Check the variables of a session against the ``names`` in the system prompt."""
+    for name in sorted(set(names).difference(given or ())):
+        message = f"The system prompt's variable {_quoted(name)} has no value, and is empty."
+        yield Diagnostic("warning", "missing_variable", message)
 
 
 def of_tools(tools: Sequence[Any], event_id: str | None = None) -> Iterator[Diagnostic]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conductor.errors import SettingsError
-from conductor.prompts import load_system_prompt, session_prompt, variables_problem
+from conductor.prompts import load_system_prompt, session_prompt, variables_of
 from tests.lines import LINE_ENDS
 
 
@@ -106,14 +106,5 @@ def test_no_value_of_an_app_begins_a_line(end: str) -> None:
     ]
 
 
-PROBLEMS = [
-    ({"a": "x", "b": "y"}, ""),
-    ({"a": "x"}, "The system prompt's variable 'b' has no value."),
-    ({"a": "x", "b": "y", "c": "z"}, "The system prompt has no variable 'c'."),
-    ({}, "The system prompt's variable 'a' has no value."),
-]
-
-
-@pytest.mark.parametrize(("variables", "problem"), PROBLEMS)
-def test_variables_are_those_of_the_prompt(variables: dict[str, str], problem: str) -> None:
-    assert variables_problem("{{a}} and {{ b }}", variables) == problem
+def test_the_variables_of_a_prompt_are_its_names() -> None:
+    assert variables_of("{{a}} and {{ b }}, {{a}}, {c} {{}} {{d e}}") == {"a", "b"}

@@ -100,7 +100,6 @@ async def test_variables_are_in_the_system_prompt_whose_name_and_version_are_tol
     "variables",
     [
         {"shop": "Corner", "person": "Ann", "owner": "Bob"},
-        {"shop": "Corner"},
         {"shop": "Corner", "person": "x" * 201},
         {"shop": 7, "person": "Ann"},
         ["shop"],
@@ -117,4 +116,56 @@ async def test_other_variables_are_an_error_at_the_start(
         phone.start_fields = {"variables": {"shop": "Corner", "person": "Ann"}}
         phone.start()
         await phone.until("session.started")
+        await phone.close()
+
+
+@pytest.mark.parametrize("variables", [{"shop": "Corner"}, {}, None], ids=["one", "none", "without"])
+async def test_a_variable_without_a_value_is_empty_and_the_apps_developer_learns_it(
+    claude: AnthropicService, tmp_path: Path, variables: dict[str, str] | None
+) -> None:
+    """An operator can add one before the apps know it, and the apps can give one up before the operator."""
+    claude.replies.append(Reply(text="Well."))
+    async with configured(claude, tmp_path, system_prompt_file=prompt_file(tmp_path)) as server:
+        fields = {"capabilities": ["diagnostics"], "variables": variables}
+        async with server.phone(start_fields=fields) as phone:
+            await phone.ask("Hello.")
+            shop = "Corner" if variables else ""
+            assert claude.requests[0]["system"][0]["text"].startswith(f"You sell books at {shop} to .")
+            told = [event["payload"] for event in phone.events("diagnostic")]
+            names = ["person"] if variables else ["person", "shop"]
+            assert [diagnostic["code"] for diagnostic in told] == ["missing_variable"] * len(names)
+            assert all(repr(name) in told[at]["message"] for at, name in enumerate(names))
+
+
+@pytest.mark.parametrize("value", ["x" * 201, 7, None, {"a": "b"}], ids=["long", "number", "null", "object"])
+async def test_a_bad_value_is_an_error_that_names_its_variable_and_not_the_value(
+    claude: AnthropicService, tmp_path: Path, value: object
+) -> None:
+    async with configured(claude, tmp_path, system_prompt_file=prompt_file(tmp_path)) as server:
+        phone = await begin(server, {"shop": "Corner", "person": value})
+        (error,) = phone.events("error")
+        assert error["payload"]["message"].endswith("at `$.variables['person']`")
+        assert "xx" not in error["payload"]["message"]
+        await phone.close()
+
+
+async def test_a_session_comes_back_with_its_variables_after_the_prompt_has_changed(
+    claude: AnthropicService, tmp_path: Path
+) -> None:
+    claude.replies.append(Reply(text="Well."))
+    file, variables = prompt_file(tmp_path), {"shop": "Corner", "person": "Ann"}
+    async with configured(claude, tmp_path, system_prompt_file=file) as server:
+        phone = await begin(server, variables)
+        await phone.close()
+        file.write_text("You sell books at {{shop}} {{day}}.")
+        server.reload()
+        phone = await begin(server, variables)
+        assert (await phone.until("session.started"))["payload"]["resumed"]
+        await phone.ask("Hello.")
+        assert claude.requests[0]["system"][0]["text"].startswith("You sell books at Corner .")
+        since = len(phone.log)
+        phone.start_fields = {"variables": {**variables, "person": "Eve"}}
+        phone.start()
+        error = await phone.until("error", since=since)
+        assert error["payload"]["message"] == "The system prompt has no variable 'person'."
         await phone.close()
