@@ -170,10 +170,10 @@ class Bridge {
     for (const [type, act] of this.#acts) channel.addEventListener(type, act);
   }
   close() {
-    const unasked = this.#questions.splice(0).filter(({ hasCard }) => !hasCard);
     this.#lose(true);
     this.#timers.forEach(clearTimeout);
     this.#client.attach(null);
+    const unasked = this.#questions.splice(0).filter(({ hasCard }) => !hasCard);
     // The app may decide in the same task.
     for (const question of unasked) Promise.resolve().then(() => this.#deny(question, NOT_ASKED)).catch(() => {});
   }

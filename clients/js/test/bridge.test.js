@@ -212,11 +212,16 @@ test("what the app has stopped is not given to the voice", async () => {
 });
 
 test("a question that nobody else can ask is denied when the voice is left", async () => {
-  const { bridge: made, decided, voice } = joined();
-  question(voice, false);
+  const { bridge: made, channel, decided, said, voice } = joined();
+  const settle = question(voice, false);
+  channel.person("yes please", 0); // a request from before it was asked
+  channel.delegate("d-1", 100);
+  await wait(2);
   made.close();
-  await wait(0);
-  assert.deepEqual(decided, ["a: deny"]);
+  await wait(1);
+  assert.deepEqual([decided, said], [["a: deny"], []]);
+  settle();
+  assert.deepEqual(said, ["yes please"]);
 });
 
 test("a question with a card is left to the card", async () => {
