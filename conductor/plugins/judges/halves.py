@@ -11,6 +11,8 @@ _MAX_CHARS = 200
 # How a recogniser marks the end of a sentence, and a sentence that goes on.
 _CLOSED = re.compile(r"[?!]\W*$")
 _OPEN = re.compile(r"(?:,|\u2026|\.\.\.?|[-\u2013\u2014])[\s\"'\u201d\u00bb]*$")
+# A contracted verb never ends a sentence: "and that I'll".
+_CONTRACTED = re.compile(r"\w['\u2019](?:ll|re|ve|m|d)\W*$", re.IGNORECASE)
 # A word after another one: of a sentence's first word the capital says nothing.
 _LATER_WORD = re.compile(r"(?<=[^\W_][\s,]|, )[^\W\d_]+")
 
@@ -21,7 +23,7 @@ def is_unfinished(utterance: str, page: Page) -> bool:
     words = page.words(text)
     if not words or _CLOSED.search(text):
         return False
-    if len(words) > 1 and _OPEN.search(text):
+    if len(words) > 1 and (_OPEN.search(text) or _CONTRACTED.search(text)):
         return True
     if _begins_only(words, page):
         return not _ending(_without_fillers(words, page), "no_unfinished", page)

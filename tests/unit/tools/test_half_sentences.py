@@ -8,6 +8,8 @@ from conductor.plugins.judges import LANGUAGES, PageJudge
 
 HALVES: dict[str, list[str]] = {
     "en": [
+        "and that I'll",
+        "I think they\u2019re.",
         "I just",
         "could you maybe also",
         "if the shop is closed then",
@@ -87,6 +89,7 @@ HALVES: dict[str, list[str]] = {
         "Erinnere mich daran, dass",
     ],
     "es": [
+        "Dime por qué los",
         "quiero también",
         "¿Puedes por favor",
         "Y sabes si",
