@@ -229,7 +229,7 @@ def over_questions() -> None:
 
 
 def cut_sent() -> None:
-    """Take speeches that were sent back, too, when the next words come."""
+    """Withdraw speeches that were sent, too, when the next words come."""
 
     def withdrawn(view: View) -> list[Record]:
         speeches = view.state.speeches.values()
