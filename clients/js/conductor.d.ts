@@ -258,7 +258,7 @@ export interface Client {
   pause(heard?: { spokenText?: string; playedMs?: number }): boolean;
   /** Barge in: stop the speech, queued speeches and the turn. `spokenText` or `playedMs` is the heard part. */
   interrupt(heard?: { spokenText?: string; playedMs?: number; reason?: string }): void;
-  /** Stop the running turn, but not the speech. */
+  /** Stop the running turn, but not the speech, unless it is paused. */
   cancelResponse(): void;
   /**
    * Tell the model a fact without a turn. A fact with a `key` replaces the former one, and an empty text removes it. It ends

@@ -521,7 +521,9 @@ class Client {
 
   cancelResponse() {
     this.#turns.interrupted();
-    if (this.#accepted.has("cancel")) this.send("response.cancel", {});
+    if (!this.#live || !this.#accepted.has("cancel")) return;
+    if (this.#pause) this.#silence(); // the server cuts a paused speech
+    this.send("response.cancel", {});
   }
 
   decide(approvalId, decision, options = {}) {

@@ -375,11 +375,13 @@ class Client(Connections):
     async def cancel_response(self) -> bool:
         """Stop the running turn silently (capability ``cancel``), as a stop button does.
 
-        A speech continues; `interrupt` stops it. Returns False if the server does not accept the event.
-        Raises `ConnectionLost`.
+        A speech continues, unless it is paused; `interrupt` stops it. Returns False if the server does not
+        accept the event. Raises `ConnectionLost`.
         """
         if is_accepted := "cancel" in self.capabilities:
             await self._stop(outbound.ResponseCancel())
+            if self._calls.pause is not None:
+                self._calls.silence()  # the server cuts a paused speech
         return is_accepted
 
     async def _stop(self, event: outbound.ClientEvent) -> None:

@@ -124,6 +124,23 @@ test("words that interrupt drop the paused voice and what waits behind it", asyn
   await client.close();
 });
 
+test("a stop in a pause drops the paused voice and what waits behind it", async () => {
+  const voice = lastingVoice();
+  const whole = signal();
+  const onEvent = (direction, { type }) => direction === "in" && type === "turn.ended" && whole.resolve();
+  const client = open("js-pause-stop", { speak: voice.speak, onEvent, onResume: () => assert.fail("it must not go on") });
+  client.say(TWO);
+  await voice.begun.promise;
+  await whole.promise;
+  client.pause({ spokenText: "The first" });
+  client.cancelResponse();
+  await voice.stopped.promise;
+  assert.match((await client.say("say Something else.")).text, /Something else/);
+  assert.equal(voice.spoken.length, 2);
+  assert.match(voice.spoken[1], /Something else/);
+  await client.close();
+});
+
 test("a pause outlasts a lost connection, and goes on after two seconds", async () => {
   const voice = lastingVoice();
   let cuts = 0;

@@ -88,6 +88,19 @@ async def test_words_stop_the_paused_voice_and_what_waits_behind_it(
         assert voice.spoken.count(TEXTS[1].strip()) <= 1, "the second sentence of the first reply is skipped"
 
 
+@pytest.mark.parametrize(
+    "capabilities", [None, ("cancel", "pause", "turns", "segments", "resume")], ids=["serial", "segments"]
+)
+async def test_a_stop_in_a_pause_drops_the_paused_voice(capabilities: tuple[str, ...] | None) -> None:
+    voice = Voice()
+    async with talking(voice, capabilities) as client:
+        assert await client.pause(spoken_text="The table")
+        assert await client.cancel_response()
+        await asyncio.wait_for(voice.stopped.wait(), LIMIT_S)
+        await (await client.say("and now?")).wait(LIMIT_S)
+        assert not voice.resumed.is_set()
+
+
 async def test_the_next_speech_waits_for_the_end_of_a_pause() -> None:
     voice = Voice()
     async with talking(voice, ("pause", "turns", "segments", "resume")) as client:

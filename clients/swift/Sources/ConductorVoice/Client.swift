@@ -217,9 +217,11 @@ private let noObject = "The arguments are not a JSON object."
         ])))
     }
 
-    /// Stop the running turn, but not the speech.
+    /// Stop the running turn, but not the speech, unless it is paused.
     public func cancelResponse() {
-        if accepted.contains("cancel") { write(event("response.cancel", [:])) }
+        guard live, accepted.contains("cancel") else { return }
+        if pausing != nil { silence() } // the server cuts a paused speech
+        write(event("response.cancel", [:]))
     }
 
     /// Decide a card. `words` are the person's, for the model. A question that is settled is left alone.

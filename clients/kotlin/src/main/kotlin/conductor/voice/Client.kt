@@ -216,8 +216,13 @@ class Client internal constructor(private val options: Options) {
         keep(event(FACT, fields("text" to text, "key" to key, "ttlS" to ttlS, "untrusted" to untrusted)))
     }
 
-    /** Stop the running turn, but not the speech. */
-    fun cancelResponse() = post { if ("cancel" in accepted) write(event("response.cancel", fields())) }
+    /** Stop the running turn, but not the speech, unless it is paused. */
+    fun cancelResponse() = post {
+        if (live && "cancel" in accepted) {
+            write(event("response.cancel", fields()))
+            if (pausing != null) silence() // the server cuts a paused speech
+        }
+    }
 
     /**
      * Decide a card: `allow`, `deny`, or `edit` with all of the [arguments]. [scope] is one of the request's; [words]
