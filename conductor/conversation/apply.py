@@ -533,7 +533,8 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 
 
 def _end_pause(state: Conversation, record: r.PauseEnded) -> None:
-    paused = state.speeches.get(state.pause.speech_id) if state.pause is not None else None
+    key = state.pause.speech_id if state.pause is not None else record.speech_id
+    paused = state.speeches.get(key)
     if paused is not None and record.resumes and not record.event_id:
         paused.resumed_as = record.name
     state.pause = None

@@ -123,7 +123,8 @@ def _interrupted(view: View) -> Speech | None:
 def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     """Handle a pause: it concerns the speech that the app names, or the one that an interruption would.
 
-    Of a speech that has ended it holds nothing, and the voice goes on.
+    Of a speech that has ended it holds nothing, and the voice goes on; but the words that come may still be a
+    backchannel, since a lost connection delays the pause.
     """
     name, speeches = event.speech_id, view.state.speeches.values()
     named = (s for s in speeches if name in (s.id, s.reply_id) and is_pending(view, s))
@@ -131,8 +132,11 @@ def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     if speech is None and view.state.half is not None:
         return [r.EventHandled(event_id)]  # the half has cut it; the next words are the other half
     if speech is None and name:
-        goes_on = [] if view.state.pause is not None else [r.PauseEnded(resumes=True, name=name)]
-        return [r.EventHandled(event_id), *goes_on]
+        if view.state.pause is not None:
+            return [r.EventHandled(event_id)]
+        speech = _interrupted(view)
+        over = r.PauseEnded(resumes=True, name=name, speech_id=speech.id if speech is not None else "")
+        return [r.EventHandled(event_id), over]
     speech_id = speech.id if speech is not None else ""
     return [
         r.SpeechPaused(
@@ -156,8 +160,9 @@ def backchannel(view: View, event_id: str, text: str, lang: str) -> list[r.Recor
 
     The words may come when the pause is over already, since a recogniser takes its time.
     """
-    pause = view.state.pause
-    resumed = (s.resumed_as for s in view.state.speeches.values() if s.resumed_as and is_pending(view, s))
+    pause, spoken_over = view.state.pause, _interrupted(view)
+    speeches = (s for s in view.state.speeches.values() if s is spoken_over or is_pending(view, s))
+    resumed = (s.resumed_as for s in speeches if s.resumed_as)
     name = pause.name if pause is not None else next(resumed, None)
     if name is None or question_stands(view) or not view.gate.is_backchannel(text, lang):
         return []

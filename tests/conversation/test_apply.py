@@ -1433,6 +1433,12 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         {"pause": None},
     ),
     ("a second end of a pause", SAID, r.PauseEnded(resumes=True, name="s"), {}),
+    (
+        "a pause that came too late",
+        SAID,
+        r.PauseEnded(resumes=True, name="s", speech_id=SAID_SPEECH),
+        {f"speeches.{SAID_SPEECH}.resumed_as": "s"},
+    ),
 ]
 
 

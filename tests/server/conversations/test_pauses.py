@@ -341,19 +341,27 @@ async def test_a_pause_of_a_client_without_the_capability_is_ignored(claude: Ant
         assert phone.finals(since) == ["Fine."] and phone.events("audio.output.resume") == []
 
 
-async def test_a_pause_of_a_speech_that_has_ended_holds_nothing(claude: AnthropicService) -> None:
-    claude.replies += [Reply(text="At eight."), Reply(text=LONG), Reply(text="At nine.")]
-    async with app(claude) as phone:
+async def test_a_pause_of_a_speech_that_has_ended_holds_nothing_and_a_mhm_is_still_none_of_the_words(
+    claude: AnthropicService,
+) -> None:
+    held = asyncio.Event()
+    story = Reply(text="One is a long enough sentence. Two is another one. ", hold=held, hold_at=7)
+    claude.replies += [Reply(text="At eight."), story, Reply(text="At nine.")]
+    async with app(claude, "segments") as phone:
         ended = await speech(phone)
         phone.result(ended, SPOKEN)
-        played = await speech(phone, "and where?")
-        since = await paused(phone, ended, spokenText="At")
-        await phone.until("audio.output.resume", since=0, speechId=ended)
-        phone.say("mhm")
+        since = len(phone.log)
+        phone.say("and where?")
         await phone.until("tts.speak", since=since)
-        assert len(claude.requests) == 3, "nothing was paused, so these are words"
-        assert phone.events("tts.speak")[1]["payload"]["callId"] == played
-    assert f"At {CUT_HERE}" not in heard_by_model(claude)
+        since = await paused(phone, ended, spokenText="At")
+        await phone.until("audio.output.resume", speechId=ended)
+        held.set()
+        await phone.until("tts.speak", since=since)
+        event_id = phone.say("mhm")
+        await phone.until("turn.ended", since=since, eventId=event_id, reason="resumed")
+        phone.say("when?")
+        await phone.until("assistant.speech.final", since=since, text="At nine.")
+    assert f"At {CUT_HERE}" not in heard_by_model(claude) and "mhm" not in heard_by_model(claude)
 
 
 async def test_a_backchannel_in_a_pause_of_nothing_has_a_turn_of_its_own(claude: AnthropicService) -> None:
