@@ -45,6 +45,8 @@ IMAGE_TURNS = 2
 MAX_IMAGES = 9
 # Kinds that are never evicted: they are few, and a turn waits for each.
 _LASTING = ("call", "approval")
+# Kinds of events that only a client with the capability knows.
+_CAPABILITIES = {"approval": "approval", "resolved": "approval", "resume": "pause", "ended": "turns"}
 
 
 def advance(state: Conversation, commit: r.Commit) -> list[Event]:
@@ -110,7 +112,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
             if "approval" not in record.profile.capabilities:
                 for question in state.questions.values():
                     question.card = False
-                    _forget(state, question.id)
+            _forget_unknown(state)
         case r.ClientReplaced():
             state.former_ids |= {former_id(*handled): None for handled in state.handled_ids.items()}
             _bound(state.former_ids, MAX_HANDLED)
@@ -578,6 +580,13 @@ def _silence(state: Conversation, speech: str) -> None:
 def _forget(state: Conversation, call_id: str) -> None:
     if call_id:
         for event in [event for event in state.outbound.values() if event.call_id == call_id]:
+            del state.outbound[event.id]
+
+
+def _forget_unknown(state: Conversation) -> None:
+    known = {None, *state.profile.capabilities}
+    for event in list(state.outbound.values()):
+        if _CAPABILITIES.get(event.kind) not in known:
             del state.outbound[event.id]
 
 

@@ -361,6 +361,16 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.ProfileDeclared(GERMAN_VOICE),
         {"profile": GERMAN_VOICE, "questions.q1.card": False, "outbound.approval q1": GONE},
     ),
+    (
+        "a profile that knows neither pauses nor the ends of turns any more",
+        fold(
+            r.ProfileDeclared(Profile(capabilities=("pause", "turns"))),
+            r.SpeechPaused(event_id="", speech_id="", name="s"),
+            r.PauseEnded(resumes=True, event_id="e1", text="mhm", name="s"),
+        ),
+        r.ProfileDeclared(VOICE),
+        {"profile": VOICE, "outbound.resume evt_claim_118a": GONE, "outbound.ended evt_claim_1380": GONE},
+    ),
     ("a withheld call", TWO_CALLS, r.CallsWithheld(("evt_claim_e00",)), {"outbound.call c1.withheld": True}),
     (
         "another client",
