@@ -20,13 +20,13 @@ from conductor.session.transport import Frame
 from tests.conversation.build import view
 from tests.session.helpers import jump, later, limits, now_ms, run, virtual_loop
 
-Kind = Literal["call", "final", "message", "state", "speak", "approval"]
+Kind = Literal["call", "final", "message", "state", "speak", "approval", "resume"]
 CALL_LIMIT, UI_LIMIT, SPEECH_LIMIT = 30.0, 5.0, 20.0
 
 
 def make_event(number: int, kind: Kind, *, effect: Any = "write", age_s: float = 0.0) -> Event:
     """Make an event whose payload describes it; ``number`` is its position."""
-    call_id = "" if kind == "final" else f"c{number}"
+    call_id = "" if kind in ("final", "resume") else f"c{number}"
     arguments = json.dumps({"state": "idle"})
     call_effect = effect if kind == "call" else ""
     payload = {"kind": kind, "callId": call_id, "n": number, "effect": call_effect, "arguments": arguments}
@@ -696,6 +696,21 @@ async def test_an_event_that_overtook_others_does_not_acknowledge_them() -> None
         restored.outbox.restore(event, is_sent=True)
     restored.outbox.handled("evt_a_2.1", reads_on=False)
     assert [event.call_id for event in restored.unacknowledged()] == ["c3"]
+
+
+async def test_the_end_of_a_pause_acknowledges_only_itself() -> None:
+    bench = Bench()
+    for kind in ("speak", "speak", "final", "resume"):
+        bench.put(kind)
+    wire = bench.connect()
+    assert wire.ids() == ["e1", "e4"], "the rest is held behind the second speech"
+    # Another process takes the session, and does not know the sent events.
+    restored = Bench()
+    for event in bench.unacknowledged():
+        restored.outbound[event.id] = event
+        restored.outbox.restore(event, is_sent=True)
+    restored.outbox.handled("evt_a_4", reads_on=True)
+    assert restored.removed() == {"e4"}
 
 
 async def test_in_a_pause_all_but_speeches_and_states_pass_what_is_held() -> None:
