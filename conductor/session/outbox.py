@@ -235,7 +235,12 @@ class Outbox:
         return True
 
     def expect_no_acknowledgements(self) -> None:
-        """Stop waiting for acknowledgements if a whole turn brought no acknowledgement."""
+        """Stop waiting for acknowledgements if a whole turn brought no acknowledgement.
+
+        A client that can queue or pause speeches has to answer them, and may do nothing else meanwhile.
+        """
+        if self._reads_on:
+            return
         entries = [entry for entry in self._entries.values() if entry.frame.is_written]
         if self._client_acknowledges is None:
             unanswered = sum(entry.event.kind in _UI_CALLS for entry in entries)

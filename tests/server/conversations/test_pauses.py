@@ -129,6 +129,20 @@ async def test_a_speech_can_be_paused_many_times(claude: AnthropicService) -> No
     assert f"The table is for four {CUT_HERE}" in heard_by_model(claude)
 
 
+async def test_an_app_that_answers_nothing_while_its_voice_is_paused_may_be_speaking_still(
+    claude: AnthropicService,
+) -> None:
+    claude.replies += [Reply(text=LONG)]
+    tools = dict.fromkeys(("convo.setState", "convo.appendMessage", "tts.speak"), lambda _: None)
+    async with serving(provider_for(claude)) as served, served.phone(tools=tools) as phone:
+        await begin(phone, "pause", "resume", "turns", tools=TOOLS)
+        speech_id = await speech(phone)
+        for _ in range(2):
+            since = await paused(phone, speech_id, spokenText="The table")
+            event_id = phone.say("mhm")
+            await phone.until("turn.ended", since=since, eventId=event_id, reason="resumed")
+
+
 # -- questions
 
 
