@@ -355,7 +355,7 @@ async def test_a_pause_of_a_client_without_the_capability_is_ignored(claude: Ant
         assert phone.finals(since) == ["Fine."] and phone.events("audio.output.resume") == []
 
 
-async def test_a_pause_of_a_speech_that_has_ended_holds_nothing_and_a_mhm_is_still_none_of_the_words(
+async def test_a_pause_of_a_speech_that_has_ended_holds_nothing_and_a_mhm_stays_a_backchannel(
     claude: AnthropicService,
 ) -> None:
     held = asyncio.Event()
