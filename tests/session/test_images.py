@@ -90,4 +90,5 @@ def test_the_images_of_a_result_are_pictures_beside_its_text_or_value() -> None:
     assert shots(("image/png", picture)).pictures == (Picture("image/png", picture),)
     outcome = shots(("image/png", picture), structured_content={"at": "noon"})
     assert (outcome.data, outcome.pictures) == ({"at": "noon"}, (Picture("image/png", picture),))
-    assert shots(("image/png", picture), is_error=True).pictures == ()
+    failure = shots(("image/png", picture), is_error=True)
+    assert (failure.success, failure.pictures) == (False, (Picture("image/png", picture),))

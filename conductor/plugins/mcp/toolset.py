@@ -349,9 +349,10 @@ def to_outcome(result: CallToolResult, effect: Effect) -> ToolOutcome:
     text = "\n".join([*texts, *descriptions])
     if result.is_error:
         message = text[:_ERROR_CHARS] or "The tool reported an error without a message."
-        return failed("tool_error", message, reason="tool_error")
-    if result.structured_content is None:
-        return succeeded(text, pictures=pictures)
-    notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
-    outcome = returned(result.structured_content, effect, notes)
+        outcome = failed("tool_error", message, reason="tool_error")
+    elif result.structured_content is None:
+        outcome = succeeded(text)
+    else:
+        notes = [clean(description)[:_ERROR_CHARS] for description in descriptions]
+        outcome = returned(result.structured_content, effect, notes)
     return msgspec.structs.replace(outcome, pictures=tuple(pictures))
