@@ -236,7 +236,7 @@ class LibraryClient(SimulatedClient):
 
     async def _murmur(self, client: Client, *, asks: bool, since: int) -> None:
         """Murmur; the text that is spoken ``asks`` something, and was paused ``since`` so many words."""
-        follows = self._floor.words > since
+        behind = self._floor.behind(since)
         try:
             self.person.note(f"-> {MURMUR}")
             turn = await client.say(MURMUR)
@@ -244,7 +244,7 @@ class LibraryClient(SimulatedClient):
             return
         self._injector.soon("words in a pause sent", self.name)
         self._murmured = self._job
-        murmur = Murmur(turn, self._job, asks=asks, follows=follows)
+        murmur = Murmur(turn, self._job, asks=asks, behind=behind)
         self._floor.add(murmur)
         self._murmurs = asyncio.create_task(self._note_murmur(murmur))
 
@@ -374,6 +374,8 @@ class LibraryClient(SimulatedClient):
         while not client.connected or client.state != "speaking":  # noqa: ASYNC110 -- the state has no event
             await asyncio.sleep(0.005)
         job.is_interrupted = True
+        self._floor.interrupted_at = self._floor.words
+        self.person.note("-> audio.output.interrupted")
         try:
             await client.interrupt()
             self._injector.soon("barge-in sent", self.name)

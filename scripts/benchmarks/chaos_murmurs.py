@@ -25,25 +25,27 @@ MURMUR = "Mhm."
 class Murmur:
     """A murmur over a paused speech, after the words of ``job``.
 
-    ``asks``: the speech ends in a question. ``follows``: the person has said other words since the pause.
-    ``ground`` is set when the server takes it for words: the reason for it, or "" without one.
+    ``asks``: the speech ends in a question. ``behind`` tells of the person's other words since the pause, or
+    interruption. ``ground`` is set when the server takes it for words: the reason for it, or "" without one.
     """
 
     turn: Turn
     job: Job | None
     asks: bool
-    follows: bool
+    behind: str
     ground: str | None = None
 
 
 class Floor:
     """Follows what the person and the assistant say, and what the assistant asks, as a client sees it.
 
-    ``words`` counts what the person has said besides murmurs.
+    ``words`` counts what the person has said besides murmurs. ``interrupted_at`` is their number at the last
+    interruption: a speech that was on its way then may still begin, and is cut already.
     """
 
     def __init__(self) -> None:
         self.words = 0
+        self.interrupted_at = -1
         self._asked = False
         self._cards: set[str] = set()
         self._murmurs: list[Murmur] = []
@@ -51,6 +53,12 @@ class Floor:
     def add(self, murmur: Murmur) -> None:
         """Follow a murmur, too."""
         self._murmurs.append(murmur)
+
+    def behind(self, since: int) -> str:
+        """Tell what precedes a murmur over a speech that was paused when there were ``since`` words."""
+        if self.words > since:
+            return "behind other words"
+        return "after an interruption" if self.interrupted_at == self.words else ""
 
     def note(self, event: Any) -> None:
         """Note an event of the server, in order."""
@@ -74,8 +82,8 @@ class Floor:
         self._cards.clear()
 
     def _ground(self, murmur: Murmur, text: str) -> str:
-        if murmur.follows or text != MURMUR:
-            return "behind other words"
+        if murmur.behind or text != MURMUR:
+            return murmur.behind or "as the other half of a sentence"
         if murmur.asks or self._asked:
             return "after a question"
         return "over a card" if self._cards else ""
