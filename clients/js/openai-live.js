@@ -7,10 +7,9 @@ const TAIL_MS = 1_000; // and so soon, if the voice has said the same
 const SHOWN_MS = 300; // the server counts a yes only a while after `approval.shown`
 const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one was cancelled
 const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
-const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the question again
-const ASKS = 3;
+const [ASKS, UNSETTLED] = [3, 4]; // questions, and the quiet times until an answer that settled nothing leads to the next
 const TOKENS = 450; // of the 500 that a command may have, since they are estimated
-const [FACTS, FACT_LENGTH] = [6, 1_200]; // of small talk; a new one replaces the oldest
+const [FACTS, FACT_BYTES] = [6, 600]; // of small talk; a new one replaces the oldest, and none the app's (a session has 8 KiB)
 const UTTERANCES = 200; // that are remembered
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
 const SILENCE = "There is nothing to say to this: it is done, or being worked on already.";
@@ -26,6 +25,7 @@ const wordsOf = (text) => plain(text).match(/(?:(?<![\p{L}\p{N}])[-−])?\p{N}+(
 const plain = (text) => text.normalize("NFKD").replace(/[\u0300-\u036f]|(?<=\d),(?=\d{3}(?!\d))/gu, "").toLowerCase();
 const placeOf = (words, part) => words.findIndex((_, place) => part.every((word, index) => words[place + index] === word));
 const textOf = (fragments) => fragments.map(({ text }) => text).join("");
+const endOf = (text, most) => new TextDecoder().decode(new TextEncoder().encode(text).slice(-most)).replace(/^\ufffd+/, "");
 const leavesOf = (value) => (typeof value === "object" && value ? Object.values(value).flatMap(leavesOf) : [String(value ?? "")]);
 
 /** What the person must have heard: the words of each value; the whole question if it says one in other words, such as a date. */
@@ -62,16 +62,15 @@ class Ears {
   of = (side) => this.entries.filter((entry) => entry.side === side);
   isOpen = (side) => this.of(side).at(-1)?.isOpen ?? false;
   since = (fromMs) => this.of("voice").flatMap(({ fragments }) => fragments).filter(({ startMs }) => startMs >= fromMs);
-  /** Hear a fragment. Fragments may come late: what follows without a pause began with what was before. */
+  /** Hear a fragment. Fragments may come late, and in any order: what follows without a pause began with what was before. */
   take(side, { delta, start_ms: startMs, end_ms: endMs }) {
     const last = this.of(side).at(-1);
     const follows = last && startMs - last.endMs < this.quietMs;
     if (last?.isOpen && !follows) this.#end(last);
-    const beganMs = follows ? last.beganMs : startMs;
-    const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, beganMs, isOpen: true, state: "new" };
+    const entry = last?.isOpen ? last : { side, text: "", fragments: [], startMs, endMs, isOpen: true, state: "new" };
     if (entry !== last) this.entries = [...this.entries, entry].slice(-UTTERANCES);
     const count = entry.fragments.push({ text: follows || entry.text ? delta : ` ${delta}`, startMs, endMs });
-    Object.assign(entry, { text: entry.text + delta, endMs });
+    Object.assign(entry, { text: entry.text + delta, beganMs: follows ? Math.min(startMs, last.beganMs) : startMs, endMs: Math.max(entry.endMs, endMs) });
     this.later(this.quietMs, () => entry.isOpen && entry.fragments.length === count && this.#end(entry));
   }
   #end = (entry) => this.ended(Object.assign(entry, { isOpen: false }));
@@ -145,7 +144,7 @@ class Bridge {
   #floor = Promise.resolve(); // one text at a time is given to the voice
   #delegations = []; // that wait for the person's words: { id, offsetMs, isLate }
   #seen = new Set(); // ids of delegations
-  #waiting = []; // requests for the session behind: { id, to, words, isAnswered }; `id` of the transcript, `to` of the delegation
+  #waiting = []; // requests: { id, to, words, said }: ids of the transcript and of the delegation, how many replies the voice has taken
   #running = []; // the one that it works on, and answers to its questions
   #questions = []; // that stand: { request, signal, hasCard, parts, givenMs, fromMs, asks, isAsking }; `givenMs` is the first time
   #answers = []; // what was said while a question stands, until the voice is silent: { entry, id }
@@ -258,16 +257,16 @@ class Bridge {
     if (this.#waiting.length && !this.#running.length && !this.#questions.length) this.#run(this.#waiting.shift());
   }
   async #run(task) {
-    this.#running.push(task);
+    this.#running.push(Object.assign(task, { said: 0 }));
     this.#tell();
-    const { text, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id });
+    const { text, finals, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id });
     const isLost = task.id && (ending === "lost" || errors.length > 0);
     // The server repeats no older speech to a client that was away.
-    const isUnsaid = task.id && text && !task.isAnswered && !isLost && !interrupted && ending === "idle";
+    const isUnsaid = task.id && finals.length > task.said && !isLost && !interrupted && ending === "idle";
     if (isUnsaid) await this.speak(text, { signal: new AbortController().signal });
     this.#running = this.#running.filter((one) => one !== task);
-    if (isLost && !task.isAnswered) this.#commands.add("commentary", FAILED, task.to);
-    else if (task.to && !task.isAnswered) this.#commands.add("thinking", SILENCE, task.to);
+    if (isLost && !task.said) this.#commands.add("commentary", FAILED, task.to);
+    else if (task.to && !task.said) this.#commands.add("thinking", SILENCE, task.to);
     this.#next();
   }
   /** What was said without a request is a fact for the model behind, and starts no turn. */
@@ -277,14 +276,14 @@ class Bridge {
     const text = talk.map(({ side, text: words }) => `The ${side} said: ${words.trim()}`).join("\n");
     if (text) this.#fact(`voice-talk-${(this.#facts += 1) % FACTS}`, text);
   }
-  #fact = (key, text) => this.#client.addContext(text.slice(-FACT_LENGTH), { key });
+  #fact = (key, text) => this.#client.addContext(endOf(text, FACT_BYTES), { key });
 
   // Speech; conductor.js calls `speak`, `notice`, `ask` and `connectionIs`
   speak = (text, { signal }) =>
     this.#onFloor(async () => {
-      const [task = {}] = this.#running;
+      const [task = { said: 0 }] = this.#running;
       const heard = await this.#give(text, signal);
-      task.isAnswered ||= heard !== null;
+      if (heard !== null) task.said += 1;
       const isAsWritten = placeOf(wordsOf(heard ?? ""), wordsOf(text)) >= 0;
       if (!isAsWritten && !signal.aborted) this.#fact("voice-said", `Of your last reply the voice said: ${heard || "nothing"}`);
       return heard ?? "";
@@ -295,8 +294,8 @@ class Bridge {
   #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
   /** What the voice says of a text, or null if it does not take the text. */
   async #give(text, signal, taken) {
-    const to = this.#running[0]?.to;
-    const appended = await Promise.all(pieces(text).map((piece) => this.#commands.add("commentary", piece, to, signal)));
+    const give = (piece) => this.#commands.add("commentary", piece, this.#running[0]?.to, signal);
+    const appended = await Promise.all(pieces(text).map(give));
     const times = appended.filter((one) => one?.session === this.#commands.session).map(({ timeMs }) => timeMs);
     const fromMs = Math.min(...times);
     if (fromMs === Infinity) return null;
@@ -389,8 +388,9 @@ class Bridge {
         this.#client.send("approval.shown", { approvalId: question.request.approvalId });
         await new Promise((resolve) => this.#later(SHOWN_MS, resolve));
       }
-      // What does not count is left out, if the server would take it for an answer, or gets it too late.
-      if (this.#isOnline() && (counts || !this.#shown.size)) this.#run({ to: id, words: entry.text.trim() });
+      // What the server would take for an answer, or gets too late, is left out: a question may have been settled meanwhile.
+      const isIn = counts ? this.#shown.has(question.request.approvalId) : !this.#shown.size;
+      if (this.#isOnline() && isIn) this.#run({ to: id, words: entry.text.trim() });
       else if (id) this.#commands.add("thinking", SILENCE, id);
       const fromMs = question?.fromMs;
       const again = () => this.#questions[0] === question && question.fromMs === fromMs && question.asks < ASKS && this.#askAnew();

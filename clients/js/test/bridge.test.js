@@ -26,7 +26,7 @@ class Channel extends EventTarget {
 }
 
 /** A bridge, and what the client behind was told. `turn` is what comes of each transcript. */
-function joined({ quietMs = QUIET_MS, turn = { errors: [], ending: "idle" } } = {}) {
+function joined({ quietMs = QUIET_MS, turn = { finals: [], errors: [], ending: "idle" } } = {}) {
   const [sent, said, facts, decided] = [[], [], [], []];
   const channel = new Channel();
   const client = {
@@ -189,7 +189,7 @@ test("the second delegation of an utterance is answered at once", async () => {
 });
 
 test("a reply that was never spoken is given to the voice", async () => {
-  const { bridge: made, channel } = joined({ turn: { text: "No news.", errors: [], ending: "idle" } });
+  const { bridge: made, channel } = joined({ turn: { text: "No news.", finals: ["No news."], errors: [], ending: "idle" } });
   channel.person("Any news?", 0);
   channel.delegate("d-1", 100);
   await wait(2);
@@ -202,8 +202,27 @@ test("a reply that was never spoken is given to the voice", async () => {
   made.close();
 });
 
+test("a last reply that was never spoken is given to the voice, though one before it was", async () => {
+  const { bridge: made, channel, client, voice } = joined();
+  let end;
+  client.say = () => new Promise((resolve) => (end = resolve));
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await wait(2);
+  const spoken = voice.speak("Let me look.", { signal: new AbortController().signal });
+  await wait(0);
+  channel.accept(1_000);
+  await wait(0);
+  channel.voice("Let me look.", 1_100);
+  await spoken;
+  end({ text: "No news.", finals: ["Let me look.", "No news."], errors: [], ending: "idle" });
+  await wait(2);
+  assert.deepEqual(channel.said("commentary").map(({ content }) => content), ["Let me look.", "No news."]);
+  made.close();
+});
+
 test("what the app has stopped is not given to the voice", async () => {
-  const { bridge: made, channel } = joined({ turn: { text: "No news.", errors: [], ending: "idle", interrupted: true } });
+  const { bridge: made, channel } = joined({ turn: { text: "No news.", finals: ["No news."], errors: [], ending: "idle", interrupted: true } });
   channel.person("Any news?", 0);
   channel.delegate("d-1", 100);
   await wait(2);
@@ -363,5 +382,78 @@ test("a reply over two voice sessions is timed by the later one", async () => {
   await wait(1);
   next.voice("Five.", 5_100);
   assert.equal(await spoken, "Five.");
+  made.close();
+});
+
+/** A question that the voice has asked, with a yes that counts and waits for its `approval.shown` to arrive. */
+async function agreed() {
+  const join = joined();
+  const settle = question(join.voice);
+  await wait(0);
+  join.channel.accept(1_000);
+  await wait(0);
+  join.channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  join.channel.person("yes please", 5_000);
+  await until(() => join.sent.includes("approval.shown"));
+  return { ...join, settle };
+}
+
+test("a yes is not said once its question is settled, replaced, or forgotten by the server", async () => {
+  const cut = ({ client, voice }) => {
+    client.connection = "connecting";
+    voice.connectionIs("connecting");
+    client.connection = "open";
+    voice.connectionIs("open");
+  };
+  const replace = ({ settle, voice }) => {
+    settle();
+    question(voice);
+  };
+  for (const happens of [({ settle }) => settle(), replace, cut, ({ bridge: made, settle }) => settle(made.close())]) {
+    const join = await agreed();
+    happens(join);
+    await wait(20);
+    assert.deepEqual(join.said, []);
+    join.bridge.close();
+  }
+});
+
+test("words from before the question do not count, in whichever order they come", async () => {
+  const orders = [
+    { late: "yes", said: [] },
+    { first: "well", late: " yes", said: [] }, // in one utterance
+    { first: "hello", late: "yes", said: ["hello"] },
+  ];
+  for (const { first, late, said } of orders) {
+    const { bridge: made, channel, voice, ...join } = joined({ quietMs: 100 });
+    const settle = question(voice);
+    await wait(0);
+    channel.accept(1_000);
+    await wait(0);
+    channel.voice("Set it to 9?", 1_100);
+    await wait(8);
+    if (first) channel.person(first, 5_000);
+    if (said.length) await until(() => join.said.length);
+    channel.person(late, 300);
+    await wait(10);
+    assert.deepEqual([join.said, join.sent], [said, said.length ? ["approval.shown"] : []]);
+    settle();
+    made.close();
+  }
+});
+
+test("small talk leaves room for the facts of the app", async () => {
+  const { bridge: made, channel, client } = joined();
+  const facts = new Map();
+  client.addContext = (text, { key }) => facts.set(key, text);
+  for (let number = 0; number < 12; number += 1) {
+    channel.person("天".repeat(1_500), number * 10_000);
+    await wait(2);
+    channel.voice("地", number * 10_000 + 3_000);
+    await wait(2);
+  }
+  assert.ok(facts.size > 1);
+  assert.ok(new TextEncoder().encode([...facts.values()].join("")).length < 4_500); // of 8,192
   made.close();
 });
