@@ -516,7 +516,7 @@ class Client {
   addContext(text, { key, ttlS, untrusted } = {}) {
     if ([...text].length > MAX_FACT) throw new RangeError(`A fact has at most ${MAX_FACT} characters.`);
     if (!text.trim() && !key) throw new RangeError("A fact without a key needs a text.");
-    this.#keep(this.#event("context.add", { key, text: clean(text), ttlS, untrusted }));
+    this.#keep(this.#event("context.add", { key: clean(key), text: clean(text), ttlS, untrusted }));
   }
 
   cancelResponse() {

@@ -188,7 +188,7 @@ test("a fact is told without a turn, also over a lost connection, and a bad one 
     if (type === "event.ack" && payload.eventIds.includes(sent.at(-1)) && sent.length > 2) acknowledged.resolve();
   };
   const client = open("js-facts", { greeting: "Good morning.", onEvent });
-  client.addContext("Three items.", { key: "cart" });
+  client.addContext("Three items.", { key: "cart \ud83d" }); // half a character
   await client.started;
   client.addContext("Four items.", { key: "cart", ttlS: 60 });
   client.addContext("A message.", { untrusted: true });
