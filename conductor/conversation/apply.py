@@ -140,7 +140,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
                 played_ms=record.played_ms,
             )
         case r.PauseEnded():
-            _end_pause(state, record)
+            _end_pause(state, record, at)
         case r.JobAccepted() if record.job.call_id in state.late_calls:
             state.late_calls[record.job.call_id] = record.job
         case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
@@ -534,11 +534,13 @@ def _close(state: Conversation, question: Question, outcome: Outcome, at: int) -
 # -- speech
 
 
-def _end_pause(state: Conversation, record: r.PauseEnded) -> None:
-    key = state.pause.speech_id if state.pause is not None else record.speech_id
-    paused = state.speeches.get(key)
-    if paused is not None and record.resumes and not record.event_id:
-        paused.resumed_as = record.name
+def _end_pause(state: Conversation, record: r.PauseEnded, at: int) -> None:
+    paused = state.speeches.get(state.pause.speech_id) if state.pause is not None else None
+    if record.resumes and not record.event_id:
+        if paused is not None:
+            paused.resumed_as = record.name
+        elif state.pause is None:
+            state.late_pause = Pause(speech_id="", name=record.name, at=at)
     state.pause = None
 
 

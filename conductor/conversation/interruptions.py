@@ -134,9 +134,7 @@ def paused(view: View, event_id: str, event: OutputPaused) -> list[r.Record]:
     if speech is None and name:
         if view.state.pause is not None:
             return [r.EventHandled(event_id)]
-        speech = _interrupted(view)
-        over = r.PauseEnded(resumes=True, name=name, speech_id=speech.id if speech is not None else "")
-        return [r.EventHandled(event_id), over]
+        return [r.EventHandled(event_id), r.PauseEnded(resumes=True, name=name)]
     speech_id = speech.id if speech is not None else ""
     return [
         r.SpeechPaused(
@@ -160,9 +158,10 @@ def backchannel(view: View, event_id: str, text: str, lang: str) -> list[r.Recor
 
     The words may come when the pause is over already, since a recogniser takes its time.
     """
-    pause, spoken_over = view.state.pause, _interrupted(view)
-    speeches = (s for s in view.state.speeches.values() if s is spoken_over or is_pending(view, s))
-    resumed = (s.resumed_as for s in speeches if s.resumed_as)
+    pause, late = view.state.pause, view.state.late_pause
+    if pause is None and late is not None and view.now() < late.at + view.conduct.pause_ms:
+        pause = late
+    resumed = (s.resumed_as for s in view.state.speeches.values() if s.resumed_as and is_pending(view, s))
     name = pause.name if pause is not None else next(resumed, None)
     if name is None or question_stands(view) or not view.gate.is_backchannel(text, lang):
         return []

@@ -341,15 +341,14 @@ class SpeechPaused(Fact, frozen=True, kw_only=True):
 class PauseEnded(Fact, frozen=True, kw_only=True):
     """The pause of a speech ended: the speech, which the app calls ``name``, ``resumes``, or it was cut.
 
-    ``event_id`` is the transcript that changed nothing else, with its ``text``, or the interruption. If there
-    was no pause, since the named speech had ended, ``speech_id`` is the one that the words may be over.
+    ``event_id`` is the transcript that changed nothing else, with its ``text``, or the interruption.
+    There may have been no pause, since the named speech had ended.
     """
 
     resumes: bool
     event_id: str = ""
     text: str = ""
     name: str = ""
-    speech_id: str = ""
 
 
 class JobAccepted(Fact, frozen=True):

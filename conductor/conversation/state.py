@@ -371,7 +371,8 @@ class Conversation(Part, kw_only=True):
     ``webhooks`` are the events that the app's backend wants, and ``webhook_events`` those that wait for
     delivery. ``opened``: the backend knows that the session is open. ``greeted``: the app's greeting
     was given. ``images`` are the ids of stored images with the number of turns that had them; the next commit
-    removes the ``dropped_images`` from the store.
+    removes the ``dropped_images`` from the store. ``late_pause`` came when its speech had ended, and holds
+    nothing; a backchannel may follow it.
     """
 
     revision: int = 0
@@ -396,6 +397,7 @@ class Conversation(Part, kw_only=True):
     grants: str = ""
     speeches: dict[str, Speech] = {}
     pause: Pause | None = None
+    late_pause: Pause | None = None
     late_calls: dict[str, LateCall] = {}
     unknown_calls: dict[str, UnknownCall] = {}
     outbound: dict[str, Event] = {}

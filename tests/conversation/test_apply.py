@@ -1442,12 +1442,17 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.PauseEnded(resumes=True),
         {"pause": None},
     ),
-    ("a second end of a pause", SAID, r.PauseEnded(resumes=True, name="s"), {}),
     (
-        "a pause that came too late",
+        "a pause that came when its speech had ended",
         SAID,
-        r.PauseEnded(resumes=True, name="s", speech_id=SAID_SPEECH),
-        {f"speeches.{SAID_SPEECH}.resumed_as": "s"},
+        r.PauseEnded(resumes=True, name="s"),
+        {"late_pause": Pause(speech_id="", name="s", at=LATER)},
+    ),
+    (
+        "a backchannel after it",
+        SAID,
+        r.PauseEnded(resumes=True, event_id="e1", name="s"),
+        {"handled_ids.e1": 0},
     ),
 ]
 

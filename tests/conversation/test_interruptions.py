@@ -106,7 +106,7 @@ PAUSED_IN_TURN = paused(SAID_THEN_CALLED)
 PAUSED_IN_LATER_TURN = paused(fold(STARTED, state=SAID))
 PAUSED_SEGMENTS = paused(SEGMENTS)
 PAUSED_PROMPT = paused(ASKED)
-LATE_PAUSED = fold(r.PauseEnded(resumes=True, name="the speech", speech_id=speech(SAID)), state=SAID)
+LATE_PAUSED = fold(r.PauseEnded(resumes=True, name="the speech"), state=SAID)
 RESUMED = fold(r.PauseEnded(resumes=True, name="the speech"), state=PAUSED)
 # A reply said what it is about to do, and its call waits for a tap or for a spoken yes.
 ANNOUNCED_WITH_CARD = fold(
@@ -145,9 +145,9 @@ def pause(
     return r.SpeechPaused(event_id="e1", speech_id=speech_id, name=name or speech_id, spoken_text=spoken_text)
 
 
-def not_held(name: str, speech_id: str = "") -> list[r.Record]:
-    """Make the records of a pause that holds nothing; the words that come may be over another speech."""
-    return [r.EventHandled("e1"), r.PauseEnded(resumes=True, name=name, speech_id=speech_id)]
+def not_held(name: str) -> list[r.Record]:
+    """Make the records of a pause that holds nothing."""
+    return [r.EventHandled("e1"), r.PauseEnded(resumes=True, name=name)]
 
 
 PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]]] = [
@@ -179,14 +179,14 @@ PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]
         TWO_SAID,
         heard(TWO_SAID, NOW),
         client.OutputPaused(speech(TWO_SAID), spoken_text="One"),
-        not_held(speech(TWO_SAID), speech(TWO_SAID, 1)),
+        not_held(speech(TWO_SAID)),
     ),
     (
         "by the id of no speech, while one is played",
         SAID,
         {},
         client.OutputPaused("x"),
-        not_held("x", speech(SAID)),
+        not_held("x"),
     ),
     ("by the id of no speech, while none is", TURN, {}, client.OutputPaused("x"), not_held("x")),
     (
@@ -249,8 +249,15 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
     ("a backchannel without a pause", SAID, {}, MHM, [changed(STARTS, text="mhm")]),
     ("a backchannel after a pause that time ended", RESUMED, {}, MHM, [GOES_ON]),
     ("a backchannel after the pause of a speech that had ended", LATE_PAUSED, {}, MHM, [GOES_ON]),
-    ("the same, as the next speech has just ended", LATE_PAUSED, heard(LATE_PAUSED, NOW), MHM, [GOES_ON]),
-    ("the same, long after the speech", LATE_PAUSED, heard(LATE_PAUSED), MHM, [changed(STARTS, text="mhm")]),
+    ("the same, as no speech is left", LATE_PAUSED, heard(LATE_PAUSED), MHM, [GOES_ON]),
+    ("other words after that pause", LATE_PAUSED, heard(LATE_PAUSED), HI, [STARTS]),
+    (
+        "a backchannel long after that pause",
+        LATE_PAUSED,
+        {**heard(LATE_PAUSED), "now": NOW + 2_000},
+        MHM,
+        [changed(STARTS, text="mhm")],
+    ),
     ("other words after it", RESUMED, {}, HI, [STARTS]),
     (
         "a backchannel after it, once the speech is over",
