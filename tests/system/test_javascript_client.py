@@ -78,7 +78,7 @@ async def test_it_holds_conversations() -> None:
         sessions = {session.key.session_id: session.state.log for session in listener.registry.sessions}
         (told,) = [s for s in listener.registry.sessions if s.key.session_id == "js-facts"]
         facts = [(fact.key, fact.text, fact.untrusted) for fact in told.state.facts]
-    assert facts == [("cart", "Four items.", False), ("", "A message.", True)]
+    assert facts == [("cart", "Four items.", False), ("message \ufffd", "A message.", True)]
     assert "Good morning." in str(sessions["js-facts"])
     texts = [message.text for message in sessions["js-reconnect"] if isinstance(message, UserMessage)]
     assert texts == ['call notes.find with {"number": 7}']
