@@ -204,19 +204,19 @@ class LibraryClient(SimulatedClient):
             self._book.blame(self.person, "shown twice", f"spoken again: {text[:60]!r}")
         if number is not None:
             self._spoken.add(number)
+        since = self._floor.begun
         await self._speak(text)
         client, answered = self._client, self._book.jobs.get(number or 0)
         while not client.asking and (self._injector.wants_pause() or self._chance.random() < 0.1):
             if answered is not None:
                 answered.is_voiced = False
-            await self._pause_voice(client, asks=text.endswith(ASIDE))
+            await self._pause_voice(client, asks=text.endswith(ASIDE), since=since)
             if answered is not None:
                 self._book.note_voice(answered)
 
-    async def _pause_voice(self, client: Client, *, asks: bool) -> None:
+    async def _pause_voice(self, client: Client, *, asks: bool, since: int) -> None:
         """Pause the voice until the server lets it go on; words that interrupt it cancel the voice."""
         self._goes_on.clear()
-        since = self._floor.words
         if not await client.pause(spoken_text=""):
             return
         self._book.figures["pauses"] += 1
@@ -235,7 +235,7 @@ class LibraryClient(SimulatedClient):
         self.person.note("the voice goes on")
 
     async def _murmur(self, client: Client, *, asks: bool, since: int) -> None:
-        """Murmur; the text that is spoken ``asks`` something, and was paused ``since`` so many words."""
+        """Murmur; the text that is spoken ``asks`` something, and began after ``since`` words."""
         behind = self._floor.behind(since)
         try:
             self.person.note(f"-> {MURMUR}")

@@ -25,8 +25,9 @@ MURMUR = "Mhm."
 class Murmur:
     """A murmur over a paused speech, after the words of ``job``.
 
-    ``asks``: the speech ends in a question. ``behind`` tells of the person's other words since the pause, or
-    interruption. ``ground`` is set when the server takes it for words: the reason for it, or "" without one.
+    ``asks``: the speech ends in a question. ``behind`` tells of the person's other words since the speech's
+    turn began, or of an interruption. ``ground`` is set when the server takes it for words: the reason for
+    it, or "" without one.
     """
 
     turn: Turn
@@ -39,12 +40,13 @@ class Murmur:
 class Floor:
     """Follows what the person and the assistant say, and what the assistant asks, as a client sees it.
 
-    ``words`` counts what the person has said besides murmurs. ``interrupted_at`` is their number at the last
-    interruption: a speech that was on its way then may still begin, and is cut already.
+    ``words`` counts the words of the person besides murmurs, and ``begun`` the ones that have a turn: later
+    words outdate a speech, and the server cuts a reply of which a part is unsent. ``interrupted_at`` is the
+    number at the last interruption: a speech that was on its way then may still begin, and is cut already.
     """
 
     def __init__(self) -> None:
-        self.words = 0
+        self.words = self.begun = 0
         self.interrupted_at = -1
         self._asked = False
         self._cards: set[str] = set()
@@ -55,7 +57,7 @@ class Floor:
         self._murmurs.append(murmur)
 
     def behind(self, since: int) -> str:
-        """Tell what precedes a murmur over a speech that was paused when there were ``since`` words."""
+        """Tell what precedes a murmur over a speech that began when ``since`` words had a turn."""
         if self.words > since:
             return "behind other words"
         return "after an interruption" if self.interrupted_at == self.words else ""
@@ -78,6 +80,8 @@ class Floor:
         for murmur in self._murmurs:
             if murmur.turn.stage == "running" and murmur.ground is None:
                 murmur.ground = self._ground(murmur, text)
+        if text != MURMUR:
+            self.begun = self.words
         self._asked = False
         self._cards.clear()
 
