@@ -90,7 +90,7 @@ def withdrawn_speeches(view: View) -> list[r.Record]:
     unsent = {
         speech.reply_id: speech
         for speech in reversed(view.state.speeches.values())
-        if not view.was_sent(speech.id) and is_pending(view, speech)
+        if is_pending(view, speech) and (not view.was_sent(speech.id) or _is_of_pause(view.state, speech))
     }
     if (paused := _paused_speech(view)) is not None:
         unsent.pop(paused.reply_id, None)
@@ -99,6 +99,12 @@ def withdrawn_speeches(view: View) -> list[r.Record]:
         if speech.position >= 0:
             cuts.append(r.SpeechCut(speech.id, heard_text(speech, "", None, finished=False)))
     return cuts
+
+
+def _is_of_pause(state: Conversation, speech: Speech) -> bool:
+    """Return whether a speech was made in the pause, so that no socket took it, in any process."""
+    events = (event for event in state.outbound.values() if event.call_id == speech.id)
+    return state.pause is not None and any(event.at > state.pause.at for event in events)
 
 
 def _interrupted(view: View) -> Speech | None:

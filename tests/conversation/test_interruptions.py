@@ -611,6 +611,7 @@ def test_a_pause_ends_two_seconds_after_the_last_sign_of_speech(
 
 
 # -- speeches that were not sent
+SAID_IN_PAUSE = fold(STARTED, replied(text="Three.", speech_text="Three."), at=NOW + 1, state=PAUSED)
 WITHDRAWN: list[tuple[str, Conversation, Facts, list[r.Record]]] = [
     ("none", fold(), NOTHING_SENT, []),
     ("a speech", SAID, NOTHING_SENT, [r.SpeechCut(speech(SAID), HEARD_NOTHING)]),
@@ -633,6 +634,12 @@ WITHDRAWN: list[tuple[str, Conversation, Facts, list[r.Record]]] = [
         [r.SpeechCut(speech(TWO_SAID, 1), HEARD_NOTHING), r.SpeechCut(speech(TWO_SAID), HEARD_NOTHING)],
     ),
     ("a paused speech is cut by its pause", PAUSED, NOTHING_SENT, []),
+    (
+        "a speech of the pause, which another process takes for a sent one",
+        SAID_IN_PAUSE,
+        {"was_sent": {speech(SAID_IN_PAUSE), speech(SAID_IN_PAUSE, 1)}},
+        [r.SpeechCut(speech(SAID_IN_PAUSE, 1), HEARD_NOTHING)],
+    ),
 ]
 
 
