@@ -296,7 +296,7 @@ async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: Anthrop
 @asynccontextmanager
 async def moving(shelf: Shelf, *replies: Script) -> AsyncIterator[tuple[App, Node, Node]]:
     """Run two servers with one store, and an app at the first."""
-    async with node(shelf.make(), replies) as first, node(shelf.make(), []) as second:
+    async with node(shelf.make(), replies) as first, node(shelf.make(), [[TextDelta("Fine.")]]) as second:
         fields = {"capabilities": ["pause", "resume", "turns", "tools"], "tools": TOOLS}
         tools = {"tts.speak": lambda _: None, "look": lambda _: None}
         phone = App(first.url, tools=tools, start_fields=fields)
@@ -338,6 +338,23 @@ async def test_a_text_is_not_lost_if_a_call_overtakes_it_in_a_pause(shelf: Shelf
         await phone.until("look", since=since)
         await move(phone, other)
         await phone.until("assistant.speech.final", text="This is round 2.")
+
+
+async def test_words_drop_a_speech_that_the_pause_held_in_another_process(shelf: Shelf) -> None:
+    go, add = asyncio.Event(), ToolCall("c-1", "calculator", '{"expression":"1 + 1"}')
+    replies: list[Script] = [[TextDelta("This is round 0."), add], [go, TextDelta("It is two.")]]
+    async with moving(shelf, *replies) as (phone, first, other):
+        phone.say("go")
+        spoken = await phone.until("tts.speak")
+        await first.provider.record(1).started.wait()
+        since = await paused(phone, spoken["payload"]["callId"], spokenText="")
+        go.set()
+        await phone.until("turn.ended", since=since)
+        await move(phone, other)
+        phone.say("no, stop that")
+        await phone.until("assistant.speech.final", text="Fine.")
+        await phone.until("tts.speak", since=since)
+        assert phone.speeches(since) == ["Fine."]
 
 
 # -- clients that cannot pause, and odd ones
