@@ -228,8 +228,13 @@ export interface Answer extends DecisionOptions {
 
 /** A voice model in front of a session. It says replies whole, asks the questions, and tells when they were heard. */
 export interface VoiceModel {
-  /** As `ConnectOptions.speak`; returns the words in which it was said, which are sent with the result of `tts.speak`. */
-  speak(text: string, run: SpeechRun): Promise<string>;
+  /**
+   * As `ConnectOptions.speak`; returns the words in which it was said, which are sent with the result of `tts.speak`. Null: it
+   * was left before it has said anything, and `ConnectOptions.speak` says it.
+   */
+  speak(text: string, run: SpeechRun): Promise<string | null>;
+  /** `say` was called without an `id`: the voice model has not heard these words. Its own have an `id` or null. */
+  typed?(): void;
   /** A question is asked. `hasCard`: the app shows a card, too. A yes by voice counts after `approval.shown` only. */
   ask(request: Approval, run: { signal: AbortSignal; hasCard: boolean }): void;
   /** Each event of the server, once. */
@@ -248,7 +253,7 @@ export interface Client {
    * about, at most three. The server takes an `id` once; by default each call has one of its own. The promise may be
    * ignored; it is rejected only for an image that cannot be read.
    */
-  say(text: string, options?: { lang?: string; images?: PictureSource[]; id?: string }): Promise<TurnResult>;
+  say(text: string, options?: { lang?: string; images?: PictureSource[]; id?: string | null }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */
   hearing(text: string): void;
   /**

@@ -465,6 +465,7 @@ class Client {
     const event = this.#event("user.audio.transcript.final", { text: clean(text), lang, images });
     event.id = id ?? event.id; // the server takes an id once
     const turn = this.#turns.add(text, event.id, this.#number);
+    if (id === undefined) this.#voiceModel?.typed?.(); // its own words have an id or null
     if (this.#pause) this.#pause.said = true;
     if (this.#closed) this.#turns.close(this.#refusal);
     else this.#keep(event);
@@ -967,9 +968,12 @@ class Client {
     const { signal } = abort;
     this.#speech = { abort, id: speechId ?? id };
     try {
+      const run = { signal, lang, speechId, segment, last };
+      const own = () => this.#options.speak?.(text, run);
+      // A voice model that was left has not said it: null.
+      const said = this.#voiceModel ? this.#voiceModel.speak(text, run).then((heard) => (heard === null ? own() : heard)) : own();
       // A voice that ignores the signal must not block later events.
-      const speak = this.#voiceModel?.speak ?? this.#options.speak;
-      return await Promise.race([speak?.(text, { signal, lang, speechId, segment, last }), aborted(signal)]);
+      return await Promise.race([said, aborted(signal)]);
     } catch (error) {
       if (!signal.aborted) throw error;
     } finally {

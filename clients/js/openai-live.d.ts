@@ -12,10 +12,13 @@ export interface BridgeOptions {
   /** Each utterance of both sides, when it is over. */
   onTalk?(side: "person" | "voice", text: string): void;
   /**
-   * An `error` event of the voice session. A command that was refused is sent once more. Refusals while an audio fixture plays
-   * are no errors.
+   * An `error` event of the voice session. What was refused is given again, in other pieces. Refusals while an audio fixture
+   * plays are no errors. The code `reply_refused` is the bridge's own: a reply, or the rest of it, was not taken, and the voice
+   * is told to name the screen.
    */
   onError?(error: { type: string; code: string; message: string; client_event_id?: string | null; param?: string | null }): void;
+  /** The voice session was lost, also by its own end. Replies wait for `use()` or `close()`. */
+  onLost?(): void;
   /**
    * How long a side is silent when its utterance is over, in milliseconds. Default 800. The waits of the bridge grow with it: a
    * delegation waits twelve times as long for its transcript.
@@ -30,8 +33,8 @@ export interface Bridge {
    */
   use(channel: Channel): void;
   /**
-   * Leave the voice session. The client goes on without a voice in front, and speaks by its own `speak`. An open question is left
-   * to its card. Without `onApproval` it is denied, unless the app decides it in the same task.
+   * End the voice session (`session.close`). The client goes on without a voice in front, and its own `speak` says what waits and
+   * what comes. An open question is left to its card. Without `onApproval` it is denied, unless the app decides it in the same task.
    */
   close(): void;
 }

@@ -8,12 +8,15 @@ const SHOWN_MS = 300; // the server counts a yes only a while after `approval.sh
 const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one was cancelled
 const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
 const [ASKS, UNSETTLED] = [3, 4]; // questions, and the quiet times until an answer that settled nothing leads to the next
-const TOKENS = 450; // of the 500 that a command may have, since they are estimated
+const TOKENS = 450; // of the 500 that a command may have, since they are counted roughly
+const SHORT = 100; // characters; what is refused so short is not too long
 const [FACTS, FACT_BYTES] = [6, 600]; // of small talk; a new one replaces the oldest, and none the app's (a session has 8 KiB)
 const UTTERANCES = 200; // that are remembered
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
 const SILENCE = "There is nothing to say to this: it is done, or being worked on already.";
 const FAILED = "The request did not get through. Ask the person to say it again.";
+const REFUSED = "The answer could not be given to you. Tell the person that it is on the screen.";
+const TYPED = "The question is open: typed words do not answer it. Have the person answer aloud or on the screen.";
 const NOT_ASKED = "The voice could not ask this question.";
 const ONE_AT_A_TIME = "By voice one question is asked at a time. Make this call again after the other one.";
 
@@ -27,12 +30,12 @@ const placeOf = (words, part) => words.findIndex((_, place) => part.every((word,
 const textOf = (fragments) => fragments.map(({ text }) => text).join("");
 const endOf = (text, most) => new TextDecoder().decode(new TextEncoder().encode(text).slice(-most)).replace(/^\ufffd+/, "");
 const leavesOf = (value) => (typeof value === "object" && value ? Object.values(value).flatMap(leavesOf) : [String(value ?? "")]);
+const isLong = (text) => text.match(/[a-z]{1,3}|[^\sa-z]/giu)?.length > TOKENS;
 
 /** What the person must have heard: the words of each value; the whole question if it says one in other words, such as a date. */
 function essentials({ arguments: values, prompt }) {
-  const all = wordsOf(prompt);
   const parts = leavesOf(values).map(wordsOf).filter((words) => words.length);
-  const isSaidAsWritten = parts.length && parts.every((words) => placeOf(all, words) >= 0);
+  const isSaidAsWritten = parts.length && parts.every((words) => placeOf(wordsOf(prompt), words) >= 0);
   return isSaidAsWritten ? parts.sort((one, other) => other.length - one.length) : [wordsOf(prompt.replace(/\?[^?]*$/, ""))];
 }
 
@@ -41,19 +44,15 @@ function holds(text, parts) {
   const words = wordsOf(text);
   return parts.every((part) => {
     const place = placeOf(words, part);
-    if (place >= 0) words.splice(place, part.length, ...part.map(() => ""));
-    return place >= 0;
+    return place >= 0 && words.splice(place, part.length, ...part.map(() => ""));
   });
 }
 
-/** A text in pieces that one command may have: whole sentences where they fit. Tokens are counted rather too high. */
-function pieces(text) {
-  const found = [""];
-  for (const sentence of text.match(/[^.!?。！？]{1,400}[.!?。！？]{0,9}\s*|[.!?。！？]{1,9}\s*/gu) ?? []) {
-    if ((found.at(-1) + sentence).match(/[a-z]{1,3}|[^\sa-z]/giu)?.length > TOKENS) found.push("");
-    found.push(found.pop() + sentence);
-  }
-  return found.map((piece) => piece.trim()).filter(Boolean);
+/** A text in two, by its sentences, else its words. */
+function halved(text) {
+  const split = (granularity) => Array.from(new Intl.Segmenter([], { granularity }).segment(text), ({ segment }) => segment);
+  const parts = ["sentence", "word"].map(split).find(({ length }) => length > 1) ?? [...text];
+  return [parts.slice(0, parts.length >> 1), parts.slice(parts.length >> 1)].map((some) => some.join(""));
 }
 
 /** What both sides say, in utterances. Their `state` is "new", "asked" (the session behind knows them) or "told" (as a fact). */
@@ -78,21 +77,21 @@ class Ears {
 
 /** Commands to the voice in their order: each is sent until it is appended, to one voice session after the other. */
 class Commands {
-  #waiting = new Set(); // { event, isSent, wasRefused, settle }
+  #waiting = new Set(); // { event, isSent, settle }
   #send = null; // without a voice session that has started
-  #isOver = false;
+  isOver = false;
   session = 0; // the number of the voice session; each has times of its own
   #fixture = null; // the timer of an audio fixture, during which commands are refused
-  /** Resolves to the time at which it was appended and the voice session, or to null. */
+  /** Resolves to the time at which it was appended and the voice session; to null if it was refused or stopped. */
   add(kind, content, delegationId = null, signal) {
     const event = { type: `session.${kind}.append`, event_id: `bridge-${Math.random().toString(36).slice(2)}`, delegation_id: delegationId, content };
-    const command = { event, isSent: false, wasRefused: false };
+    const command = { event, isSent: false };
     const stop = () => command.settle(null);
     return new Promise((resolve) => {
       command.settle = (timeMs) => this.#waiting.delete(command) && resolve(timeMs === null ? null : { timeMs, session: this.session });
       this.#waiting.add(command);
       signal?.addEventListener("abort", stop);
-      if (signal?.aborted || this.#isOver) stop();
+      if (signal?.aborted || this.isOver) stop();
       this.flush();
     }).finally(() => signal?.removeEventListener("abort", stop));
   }
@@ -107,7 +106,7 @@ class Commands {
   /** The voice session is over. Another one knows none of its delegations, and has no use for silent context. */
   end(isForGood) {
     this.#send = null;
-    this.#isOver = isForGood;
+    this.isOver = isForGood;
     this.session += 1;
     this.fixture(false);
     for (const command of this.#waiting) {
@@ -125,10 +124,7 @@ class Commands {
     const command = [...this.#waiting].find(({ event }) => event.event_id === id);
     const isForLater = startMs === null && this.#fixture !== null && Boolean(id?.startsWith("bridge-"));
     if (command && isForLater) command.isSent = false;
-    else if (command && startMs === null && !command.wasRefused) {
-      Object.assign(command, { isSent: false, wasRefused: true, event: { ...command.event, delegation_id: null } });
-      this.flush(); // once more, without the delegation
-    } else command?.settle(startMs);
+    else command?.settle(startMs);
     return isForLater;
   }
 }
@@ -146,10 +142,9 @@ class Bridge {
   #seen = new Set(); // ids of delegations
   #waiting = []; // requests: { id, to, words, said }: ids of the transcript and of the delegation, how many replies the voice has taken
   #running = []; // the one that it works on, and answers to its questions
-  #questions = []; // that stand: { request, signal, hasCard, parts, givenMs, fromMs, asks, isAsking }; `givenMs` is the first time
+  #questions = []; // that stand: { request, signal, hasCard, parts, givenMs, fromMs, asks, isAsking, isShown }; `givenMs` is the first
   #answers = []; // what was said while a question stands, until the voice is silent: { entry, id }
   #deciding = Promise.resolve();
-  #shown = new Set(); // ids of questions for which the server counts a yes
   #facts = 0;
 
   constructor(client, channel, options) {
@@ -159,9 +154,7 @@ class Bridge {
     client.attach(this);
     this.use(channel);
   }
-
-  // The voice session
-  #acts = Object.entries({ message: ({ data }) => this.#read(JSON.parse(data)), close: () => this.#lose() });
+  #acts = Object.entries({ message: ({ data }) => this.#read(JSON.parse(data)), close: () => this.#lose("lost") });
   #send = (command) => ["open", 1].includes(this.#channel?.readyState) && this.#channel.send(JSON.stringify(command));
   use(channel) {
     this.#lose();
@@ -169,7 +162,8 @@ class Bridge {
     for (const [type, act] of this.#acts) channel.addEventListener(type, act);
   }
   close() {
-    this.#lose(true);
+    this.#send({ type: "session.close" });
+    this.#lose("closed");
     this.#timers.forEach(clearTimeout);
     this.#client.attach(null);
     const unasked = this.#questions.splice(0).filter(({ hasCard }) => !hasCard);
@@ -187,23 +181,24 @@ class Bridge {
     else if (type === "session.delegation.created") this.#delegated(event);
     else if (type.endsWith(".appended")) this.#commands.answered(event.client_event_id, event.start_ms);
     else if (type.startsWith("session.output_audio.fixture.")) this.#commands.fixture(type.endsWith("playing"));
-    else if (type === "session.closed") this.#lose();
+    else if (type === "session.closed") this.#lose("lost");
     else if (type === "error" && !this.#commands.answered(event.error.client_event_id, null)) this.#options.onError?.(event.error);
   }
   /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
-  #lose(isForGood = false) {
+  #lose(why) {
     for (const [type, act] of this.#acts) this.#channel?.removeEventListener(type, act);
     this.#channel = null;
     for (const entry of this.#ears.entries) entry.isOpen = false;
     for (const delegation of this.#delegations) delegation.isLate = true;
     this.#delegate();
-    this.#commands.end(isForGood);
+    this.#commands.end(why === "closed");
     for (const task of [...this.#waiting, ...this.#running]) task.to = null;
     for (const check of [...this.#checks]) check();
     this.#tell();
     this.#ears.entries = [];
     this.#answers = [];
     this.#askAnew({ asks: 0, givenMs: null });
+    if (why === "lost") this.#options.onLost?.();
   }
   #ended = (entry) => {
     this.#options.onTalk?.(entry.side, entry.text.trim());
@@ -218,8 +213,6 @@ class Bridge {
     this.#delegate();
     this.#deciding = this.#deciding.then(() => this.#decide());
   };
-
-  // Requests
   #delegated({ delegation: { id, target }, offset_ms: offsetMs }) {
     if (target !== "client" || this.#seen.has(id)) return;
     this.#seen.add(id);
@@ -259,7 +252,7 @@ class Bridge {
   async #run(task) {
     this.#running.push(Object.assign(task, { said: 0 }));
     this.#tell();
-    const { text, finals, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id });
+    const { text, finals, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id ?? null });
     const isLost = task.id && (ending === "lost" || errors.length > 0);
     // The server repeats no older speech to a client that was away.
     const isUnsaid = task.id && finals.length > task.said && !isLost && !interrupted && ending === "idle";
@@ -277,39 +270,49 @@ class Bridge {
     if (text) this.#fact(`voice-talk-${(this.#facts += 1) % FACTS}`, text);
   }
   #fact = (key, text) => this.#client.addContext(endOf(text, FACT_BYTES), { key });
-
-  // Speech; conductor.js calls `speak`, `notice`, `ask` and `connectionIs`
   speak = (text, { signal }) =>
     this.#onFloor(async () => {
       const [task = { said: 0 }] = this.#running;
       const heard = await this.#give(text, signal);
-      if (heard !== null) task.said += 1;
+      if (heard === null && this.#commands.isOver) return null; // the app's own voice says it
+      if (heard !== null || !signal.aborted) task.said += 1;
       const isAsWritten = placeOf(wordsOf(heard ?? ""), wordsOf(text)) >= 0;
       if (!isAsWritten && !signal.aborted) this.#fact("voice-said", `Of your last reply the voice said: ${heard || "nothing"}`);
       return heard ?? "";
     });
   notice = ({ type, payload: { display } }) =>
     type === "tool.activity" && this.#commands.add("thinking", display.slice(0, TOKENS), this.#running[0]?.to);
+  /** The app says something that the voice has not heard: if it settles no question, such as a typed yes, the person must know. */
+  typed = ([question] = this.#questions) =>
+    this.#later(this.#options.quietMs, () => this.#questions.includes(question) && this.#commands.add("commentary", TYPED, null, question.signal));
   #isOnline = () => this.#client.connection === "open";
   #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
-  /** What the voice says of a text, or null if it does not take the text. */
+  /** What the voice says of a text, or null if it takes none of it. What is refused is given without its delegation, then in halves. */
   async #give(text, signal, taken) {
-    const give = (piece) => this.#commands.add("commentary", piece, this.#running[0]?.to, signal);
-    const appended = await Promise.all(pieces(text).map(give));
-    const times = appended.filter((one) => one?.session === this.#commands.session).map(({ timeMs }) => timeMs);
-    const fromMs = Math.min(...times);
-    if (fromMs === Infinity) return null;
+    const [task] = this.#running;
+    const append = (piece, to) => this.#commands.add("commentary", piece, to, signal);
+    let [left, fromMs, session] = [[text], null, null];
+    while (left.length) {
+      const [piece, ...rest] = left;
+      const one = isLong(piece) ? null : (await append(piece, task?.to)) ?? (await append(piece));
+      if (one && one.session !== session) ({ timeMs: fromMs, session } = one);
+      const isOver = signal.aborted || this.#commands.isOver;
+      if (one) left = rest;
+      else if (!isOver && piece.length > SHORT) left = [...halved(piece), ...rest];
+      else left = isOver || taken || piece === REFUSED ? [] : [REFUSED]; // silence would tell the voice that all is done
+      if (left[0] === REFUSED) this.#options.onError?.({ type: "bridge_error", code: "reply_refused", message: "A reply was not taken." });
+    }
+    if (fromMs === null) return null;
     taken?.(fromMs);
-    return this.#silence(fromMs, signal);
+    return this.#silence(fromMs, signal, session);
   }
   /** What the voice says from a time on until it falls silent, is stopped, or has nothing to say. */
-  #silence(fromMs, signal) {
-    const channel = this.#channel;
+  #silence(fromMs, signal, session) {
     return new Promise((resolve) => {
       let isLate = false;
       const check = () => {
         const hasSpoken = !this.#ears.isOpen("voice") && (isLate || this.#ears.since(fromMs).length);
-        if (!hasSpoken && !signal.aborted && channel === this.#channel) return;
+        if (!hasSpoken && !signal.aborted && session === this.#commands.session) return;
         clearTimeout(timer);
         this.#checks.delete(check);
         signal.removeEventListener("abort", check);
@@ -322,10 +325,8 @@ class Bridge {
       check();
     });
   }
-
-  // Consent
   ask = (request, { signal, hasCard }) => {
-    const question = { request, signal, hasCard, parts: essentials(request), givenMs: null, fromMs: null, asks: 0, isAsking: false };
+    const question = { request, signal, hasCard, parts: essentials(request), givenMs: null, fromMs: null, asks: 0 };
     if (this.#questions.length && !hasCard) return this.#deny(question, ONE_AT_A_TIME);
     this.#questions.push(question);
     signal.addEventListener("abort", () => this.#settled(question));
@@ -334,13 +335,12 @@ class Bridge {
   #deny = ({ request }, words) => this.#client.decide(request.approvalId, "deny", { words });
   #settled(question) {
     this.#questions = this.#questions.filter((one) => one !== question);
-    this.#shown.delete(question.request.approvalId);
     this.#askAnew();
     this.#next();
   }
   /** Words that were on their way at a cut approve nothing: the question must be heard anew. */
   connectionIs = (state) => {
-    this.#shown.clear();
+    for (const question of this.#questions) question.isShown = false; // the server counts no yes
     if (state === "open") this.#askAnew({ asks: 0 });
   };
   #askAnew(more) {
@@ -383,13 +383,13 @@ class Bridge {
       const { entry, id } = this.#answers.shift();
       const [question] = this.#questions;
       const counts = this.#questions.length === 1 && this.#counts(entry, question);
-      if (counts && !this.#shown.has(question.request.approvalId)) {
-        this.#shown.add(question.request.approvalId);
+      if (counts && !question.isShown) {
+        question.isShown = true;
         this.#client.send("approval.shown", { approvalId: question.request.approvalId });
         await new Promise((resolve) => this.#later(SHOWN_MS, resolve));
       }
       // What the server would take for an answer, or gets too late, is left out: a question may have been settled meanwhile.
-      const isIn = counts ? this.#shown.has(question.request.approvalId) : !this.#shown.size;
+      const isIn = counts ? question.isShown && this.#questions.includes(question) : !this.#questions.some(({ isShown }) => isShown);
       if (this.#isOnline() && isIn) this.#run({ to: id, words: entry.text.trim() });
       else if (id) this.#commands.add("thinking", SILENCE, id);
       const fromMs = question?.fromMs;

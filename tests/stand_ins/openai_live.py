@@ -37,6 +37,8 @@ _ACKNOWLEDGED = {
     "session.input_audio.unmute": "session.input_audio.unmuted",
 }
 DONE = 4000
+GONE = 4001
+"""Codes of a close: the conversation is over, or goes on without a voice."""
 
 Side = Literal["person", "voice"]
 _TRANSCRIPTS: dict[Side, str] = {
@@ -115,7 +117,10 @@ class VoiceSession:
     cuts: dict[int, Literal["before", "after"]] = field(default_factory=dict)
     """Breaks the connection at an append, by its number: before it is accepted, or before that is told."""
     appends: int = 0
+    max_tokens: int = MAX_TOKENS
     is_cut: bool = False
+    is_ended: bool = False
+    """Whether the app has ended it by ``session.close``."""
     _events: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def send(self, event_type: str, **fields: Any) -> None:
@@ -184,6 +189,7 @@ class VoiceSession:
             case "session.output_audio.fixture.play":
                 await self.refuse(event, "the stand-in plays no fixture of an app")
             case "session.close":
+                self.is_ended = True
                 usage = {"seconds": self.now_ms // 1000}
                 closed = {"reason": "close_requested", "session": self.resource(), "usage": usage}
                 await self.send("session.closed", **closed, **correlated(event))
@@ -203,8 +209,8 @@ class VoiceSession:
             return
         if self.fixture:
             await self.refuse(event, "an audio fixture is active")
-        elif tokens(event["content"]) > MAX_TOKENS:
-            await self.refuse(event, f"the content has more than {MAX_TOKENS} tokens")
+        elif tokens(event["content"]) > self.max_tokens:
+            await self.refuse(event, f"the content has more than {self.max_tokens} tokens")
         elif event["delegation_id"] is not None and event["delegation_id"] not in self.delegations:
             await self.refuse(event, f"there is no delegation {event['delegation_id']}")
         else:

@@ -13,10 +13,12 @@ import pytest
 from conductor.messages import UserMessage
 from tests.conftest import ROOT
 from tests.seeds import seeded
-from tests.stand_ins.openai_live import DONE, LiveService, VoiceSession
+from tests.stand_ins.openai_live import DONE, GONE, LiveService, VoiceSession
 from tests.system.clients.programs import CLIENTS, STARTING, missing, started
 from tests.system.clients.voices import LIFE_MS, QUIET_MS, converse, seconds
 from tests.system.test_javascript_client import address, demo
+
+SOON = 20.0  # seconds, until a test ends that fails
 
 
 async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:
@@ -64,6 +66,98 @@ async def test_a_delegation_waits_for_a_transcript_that_comes_late(late_ms: int)
     assert {command.delegation_id for command in service.sessions[0].accepted} == {
         *service.sessions[0].delegations
     }
+
+
+async def test_a_reply_that_is_too_long_is_given_in_halves() -> None:
+    digits = " ".join("1234567890" * 14)  # 140 tokens as the bridge counts, 280 as the stand-in does
+    given: list[str] = []
+
+    async def play(session: VoiceSession) -> None:
+        session.max_tokens = 200
+        await session.say("person", ' call notes.find with {"number": 7}')
+        await session.delegate()
+        while digits not in " ".join(given):
+            given.append((await asyncio.wait_for(session.commentary.get(), SOON)).content.strip())
+        await session.say("voice", " It is long.")
+        await asyncio.sleep(QUIET_MS / 100)
+        await session.socket.close(DONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(address(listener), service, [{"key": "v-1", "found": digits}])
+    assert not service.failures, given
+    assert len(given) == 2
+    assert [error["code"] for error in seen["v-1"]["errors"]] == ["invalid_command"] * 2
+
+
+async def test_a_reply_that_the_voice_does_not_take_is_no_silence() -> None:
+    async def play(session: VoiceSession) -> None:
+        session.max_tokens = 30
+        await session.say("person", ' call notes.find with {"number": 7}')
+        delegation = await session.delegate()
+        told = await asyncio.wait_for(session.commentary.get(), SOON)
+        assert (told.delegation_id, "on the screen" in told.content) == (delegation, True)
+        await session.say("voice", " The answer is on the screen.")
+        await asyncio.sleep(QUIET_MS / 100)
+        await session.socket.close(DONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        app = {"key": "v-1", "found": "12 34 56 78 90 " * 30}
+        seen = await converse(address(listener), service, [app])
+    assert not service.failures
+    assert "reply_refused" in {error["code"] for error in seen["v-1"]["errors"]}
+    assert not [one for one in service.sessions[0].accepted if "nothing to say" in one.content]
+
+
+async def test_a_reply_that_waits_for_a_lost_voice_is_spoken_by_the_app_that_leaves_it() -> None:
+    async def play(session: VoiceSession) -> None:
+        await session.say("person", ' call notes.find with {"number": 7}')
+        await session.delegate()
+        await session.socket.close(GONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(address(listener), service, [{"key": "v-1", "found": "a" * 9}])
+    assert not service.failures
+    assert seen["v-1"]["lost"] == 1
+    assert any("aaaaaaaaa" in text for text in seen["v-1"]["spoken"])
+
+
+async def test_an_app_that_leaves_the_voice_ends_its_session() -> None:
+    async def play(session: VoiceSession) -> None:
+        await session.send("info", code="leave", message="test")
+        await session.send("info", code="none", message="test")
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(address(listener), service, [{"key": "v-1"}])
+        async with asyncio.timeout(SOON):
+            await service.sessions[0].socket.wait_closed()
+    assert not service.failures
+    assert service.sessions[0].is_ended
+    assert seen["v-1"]["lost"] == 0
+
+
+async def test_a_typed_yes_that_settles_nothing_is_told_and_ends_with_the_question() -> None:
+    async def play(session: VoiceSession) -> None:
+        await session.say("person", ' call notes.add with {"number": 123}')
+        await session.delegate()
+        await asyncio.wait_for(session.commentary.get(), SOON)
+        await session.say("voice", " May I add number 123?")
+        await asyncio.sleep(2 * QUIET_MS / 1000)
+        await session.send("info", code="type", message="test")
+        await session.send("info", code="none", message="test")
+        told = await asyncio.wait_for(session.commentary.get(), SOON)
+        assert "typed words" in told.content
+        _, end = await session.say("voice", " Please answer aloud.")
+        await session.say("person", YES, at_ms=end + 2000)
+        answer = await asyncio.wait_for(session.commentary.get(), SOON)
+        await session.say("voice", f" {answer.content}")
+        await asyncio.sleep(QUIET_MS / 100)
+        await session.socket.close(DONE)
+
+    async with demo() as listener, LiveService(play) as service:
+        seen = await converse(address(listener), service, [{"key": "v-1", "card": "show"}])
+    assert not service.failures, service.failures
+    assert seen["v-1"]["runs"] == [123]
+    assert seen["v-1"]["typed"] == ["idle"]
 
 
 # -- consent
