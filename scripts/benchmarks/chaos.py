@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from benchmarks.balancer import Switch
 from benchmarks.chaos_app import ChaosApp
-from benchmarks.chaos_book import NO_FAULT, Book, Column, Row
+from benchmarks.chaos_book import CALL_S, NO_FAULT, Book, Column, Row
 from benchmarks.chaos_clients import LibraryClient
 from benchmarks.chaos_faults import STEPS, Injector, Plan, Store, World
 from benchmarks.chaos_jobs import JobModel, declarations
@@ -34,7 +34,7 @@ from tests.services.redis_sentinel import SentinelServers
 from tests.services.redis_server import RedisServer
 
 StoreKind = Literal["redis", "sentinel", "cluster", "sqlite", "postgres"]
-TOOL_TIMEOUT_MS = 3_000
+TOOL_TIMEOUT_MS = round(CALL_S * 1_000)
 END_S = 10.0
 """After the faults, every session must end in this time plus a client's patience."""
 

@@ -31,6 +31,8 @@ Row: TypeAlias = tuple[str, str]
 NO_FAULT: Row = ("none", "no fault before")
 BYSTANDER = "elsewhere in a turn"
 TRACE = 150  # lines kept of a session's story
+CALL_S = 3.0
+"""Seconds that a call of a device may take."""
 CLAIMS, CLAIMS_S = 6, 30.0
 """The server delays further claims in these seconds: two clients may fight for a session."""
 IN_FLIGHT_S = 6.0
@@ -87,7 +89,8 @@ class Person:
     """A session of a client, as the book knows it. ``resumes``: the server has accepted ``resume``.
 
     ``losses`` are the times at which its connection was lost, ``claims`` those at which it had a new one.
-    ``received_ids`` gives the ids of its events.
+    ``received_ids`` gives the ids of its events. Its voice was paused last until ``paused_until``: a client
+    that takes its events one by one begins no call meanwhile.
     """
 
     name: str
@@ -95,6 +98,7 @@ class Person:
     resumes: bool = False
     row: Row = NO_FAULT
     hit_at: float = 0.0
+    paused_until: float = 0.0
     losses: list[float] = field(default_factory=list)
     claims: list[float] = field(default_factory=list)
     received_ids: Callable[[], Collection[str]] = tuple
@@ -411,6 +415,8 @@ class Book:
         """Name the cause that kept a write call's result from the server."""
         if device is not None and device.relaunched:
             return "relaunch"
+        if device is None and person.paused_until > now() - CALL_S:
+            return "call behind a paused voice"
         if person.resumes:
             return "other"  # such a client gets the call again, and sends its result again
         if device is None:

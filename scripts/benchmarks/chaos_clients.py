@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from typing import Any
 
@@ -225,18 +226,21 @@ class LibraryClient(SimulatedClient):
         if self._chance.random() < 0.7:
             await asyncio.sleep(self._chance.uniform(0, 0.05))
             await self._murmur(client, asks=asks, since=since)
-        began = now()
-        while not self._goes_on.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._goes_on.wait(), 1.0)
-            if now() - max(began, self.person.hit_at) > self._patience_s:
-                self._book.blame(self.person, "stuck", "a pause without an end")
-                return
+        began, self.person.paused_until = now(), math.inf
+        try:
+            while not self._goes_on.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._goes_on.wait(), 1.0)
+                if now() - max(began, self.person.hit_at) > self._patience_s:
+                    self._book.blame(self.person, "stuck", "a pause without an end")
+                    return
+        finally:
+            self.person.paused_until = now()
         self.person.note("the voice goes on")
 
     async def _murmur(self, client: Client, *, asks: bool, since: int) -> None:
         """Murmur; the text that is spoken ``asks`` something, and began after ``since`` words."""
-        behind = self._floor.behind(since)
+        behind, answers = self._floor.behind(since), self._floor.answers
         try:
             self.person.note(f"-> {MURMUR}")
             turn = await client.say(MURMUR)
@@ -244,7 +248,7 @@ class LibraryClient(SimulatedClient):
             return
         self._injector.soon("words in a pause sent", self.name)
         self._murmured = self._job
-        murmur = Murmur(turn, self._job, asks=asks, behind=behind)
+        murmur = Murmur(turn, self._job, asks=asks, behind=behind, answers=answers)
         self._floor.add(murmur)
         self._murmurs = asyncio.create_task(self._note_murmur(murmur))
 
@@ -258,7 +262,8 @@ class LibraryClient(SimulatedClient):
         except ClientError:
             pass  # the session has ended before
         is_resumed = turn.reason == "resumed"
-        self._book.note_murmur(person, resumed=is_resumed, asks=murmur.asks, ground=murmur.ground)
+        asks = murmur.asks and self._floor.answers == murmur.answers
+        self._book.note_murmur(person, resumed=is_resumed, asks=asks, ground=murmur.ground)
         if murmur.job is not None and not is_resumed:
             murmur.job.is_interrupted = True
 

@@ -25,15 +25,17 @@ MURMUR = "Mhm."
 class Murmur:
     """A murmur over a paused speech, after the words of ``job``.
 
-    ``asks``: the speech ends in a question. ``behind`` tells of the person's other words since the speech's
-    turn began, or of an interruption. ``ground`` is set when the server takes it for words: the reason for
-    it, or "" without one.
+    ``asks``: the speech ends in a question. ``answers`` is the number of answers by murmurs before this one:
+    another one may answer the question meanwhile. ``behind`` tells of the person's other words since the
+    speech's turn began, or of an interruption. ``ground`` is set when the server takes it for words: the
+    reason for it, or "" without one.
     """
 
     turn: Turn
     job: Job | None
     asks: bool
     behind: str
+    answers: int
     ground: str | None = None
 
 
@@ -43,10 +45,11 @@ class Floor:
     ``words`` counts the words of the person besides murmurs, and ``begun`` the ones that have a turn: later
     words outdate a speech, and the server cuts a reply of which a part is unsent. ``interrupted_at`` is the
     number at the last interruption: a speech that was on its way then may still begin, and is cut already.
+    ``answers`` counts the murmurs that the server took for words.
     """
 
     def __init__(self) -> None:
-        self.words = self.begun = 0
+        self.words = self.begun = self.answers = 0
         self.interrupted_at = -1
         self._asked = False
         self._cards: set[str] = set()
@@ -80,7 +83,9 @@ class Floor:
         for murmur in self._murmurs:
             if murmur.turn.stage == "running" and murmur.ground is None:
                 murmur.ground = self._ground(murmur, text)
-        if text != MURMUR:
+        if text == MURMUR:
+            self.answers += 1
+        else:
             self.begun = self.words
         self._asked = False
         self._cards.clear()
