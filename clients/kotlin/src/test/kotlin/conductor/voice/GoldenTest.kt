@@ -3,9 +3,14 @@ package conductor.voice
 import java.io.File
 import kotlin.test.Test
 import kotlin.test.assertEquals
+import kotlin.test.assertFalse
 import kotlin.test.assertTrue
+import kotlinx.coroutines.CompletableDeferred
+import kotlinx.coroutines.Deferred
 import kotlinx.coroutines.Dispatchers
 import kotlinx.coroutines.ExperimentalCoroutinesApi
+import kotlinx.coroutines.NonCancellable
+import kotlinx.coroutines.awaitCancellation
 import kotlinx.coroutines.channels.Channel
 import kotlinx.coroutines.runBlocking
 import kotlinx.coroutines.withContext
@@ -21,6 +26,7 @@ class GoldenTest {
     private val lane = Dispatchers.Default.limitedParallelism(1)
     private val sent = Channel<Event>(Channel.UNLIMITED)
     private val heard = mutableListOf<String>()
+    private var voice: suspend () -> Unit = {}
 
     private fun client(vararg handlers: Pair<String, ToolHandler>) = Client(
         Options(
@@ -34,26 +40,39 @@ class GoldenTest {
             onApprovalSettled = { heard += "settled $it" },
             onError = { heard += "error ${it.code} ${it.retryAfterMs}" },
             onEvent = { out, event -> if (out) sent.trySend(event) },
-            speak = { heard += "spoken ${it.text} ${it.speechId} ${it.segment} ${it.last}" },
+            onHints = { heard += "hints $it" },
+            onUnfinished = { heard += "unfinished" },
+            onResume = { heard += "resumed" },
+            speak = {
+                heard += "spoken ${it.text} ${it.speechId} ${it.segment} ${it.last}"
+                voice()
+            },
         ),
     )
 
     private var reads = 0
 
     /** Each time under a new id, as another event. */
-    private fun Client.reads(name: String) {
+    private fun Client.reads(name: String, old: String = "", new: String = "") {
         reads += 1
         val frame = File(folder, "$name.json").readText().replace("evt_00000000000000000000000000000001", "evt_$reads")
-        runBlocking { withContext(lane) { read(frame) } }
+        val changed = if (old.isEmpty()) frame else frame.replace(old, new)
+        runBlocking { withContext(lane) { read(changed) } }
     }
 
+    /** The server accepts one more capability. */
+    private fun Client.begins(capability: String) =
+        reads("session.started.resume", "\"resume\",", "\"resume\",\"$capability\",")
+
     private fun next(type: String) = runBlocking {
-        withTimeout(5_000) {
+        withTimeout(30_000) {
             var event = sent.receive()
             while (event.type != type) event = sent.receive()
             event.payload
         }
     }
+
+    private fun <T> value(of: Deferred<T>) = runBlocking { withTimeout(30_000) { of.await() } }
 
     @Test
     fun `every frame is an event, and none fails`() {
@@ -121,6 +140,94 @@ class GoldenTest {
         next("tool.result")
         assertEquals("error rate_limited 1500", heard[1])
         assertTrue(heard[2].startsWith("spoken "))
+        client.close()
+    }
+
+    @Test
+    fun `hints and half a sentence are told at once`() {
+        val client = client()
+        client.reads("stt.hints")
+        client.reads("turn.hint")
+        assertEquals(listOf("hints [yes, no, Café Zoë]", "unfinished"), heard)
+        client.close()
+    }
+
+    @Test
+    fun `a fact has a key, an end and a mark of who wrote it`() {
+        val client = client()
+        client.begins("context")
+        client.addContext("Three items.", key = "cart", ttlS = 600.0)
+        val fact = """{"text": "Three items.", "key": "cart", "ttlS": 600.0, "untrusted": false}"""
+        assertEquals(Json.parseToJsonElement(fact), next("context.add"))
+        client.close()
+    }
+
+    @Test
+    fun `images go with words, and with a result if the server takes them`() {
+        val picture = Picture("image/png", byteArrayOf(1, 2))
+        val images = Json.parseToJsonElement("""[{"mimeType": "image/png", "data": "AQI="}]""")
+        for (capability in listOf("images", "context")) {
+            val client = client("agent.status" to ToolHandler { _, _ -> showing(listOf(picture), JsonPrimitive("seen")) })
+            client.begins(capability)
+            client.say("What is this?", images = listOf(picture))
+            assertEquals(images, next(TRANSCRIPT)["images"])
+            client.reads("tool.call")
+            val result = next("tool.result")
+            assertEquals("seen", result.text("result"))
+            assertEquals(images.takeIf { capability == "images" }, result["images"])
+            client.close()
+        }
+    }
+
+    @Test
+    fun `a paused speech goes on, or ends at the person's words`() {
+        val begun = Channel<Unit>(Channel.UNLIMITED)
+        val silenced = CompletableDeferred<Unit>()
+        voice = {
+            begun.send(Unit)
+            try {
+                awaitCancellation()
+            } finally {
+                silenced.complete(Unit)
+            }
+        }
+        val client = client()
+        client.begins("pause")
+        assertFalse(value(client.pause())) // nothing is spoken
+        client.reads("tool.call.speak.segment")
+        runBlocking { withTimeout(30_000) { begun.receive() } }
+        assertTrue(value(client.pause(spokenText = "Hel")))
+        assertEquals("""{"speechId":"speech_1","spokenText":"Hel"}""", next("audio.output.paused").toString())
+        client.reads("audio.output.resume")
+        assertEquals("resumed", heard.last())
+        assertFalse(silenced.isCompleted)
+        assertTrue(value(client.pause()))
+        client.say("Stop.")
+        next(TRANSCRIPT)
+        client.reads("tool.call.append-user")
+        value(silenced)
+        client.close()
+    }
+
+    @Test
+    fun `a handler that does not hear its cancellation holds no later call`() {
+        val begun = CompletableDeferred<Unit>()
+        val end = CompletableDeferred<Unit>()
+        val client = client("agent.status" to ToolHandler { _, run ->
+            if (run.callId == "call_1") withContext(NonCancellable) {
+                begun.complete(Unit)
+                end.await()
+            }
+            JsonPrimitive("done")
+        })
+        client.begins("cancel")
+        client.reads("tool.call")
+        value(begun)
+        client.reads("tool.cancel")
+        client.reads("tool.call", "call_1", "call_2")
+        assertEquals("call_2", next("tool.result").text("callId"))
+        end.complete(Unit)
+        assertEquals("complete", next("tool.cancelled").text("effect"))
         client.close()
     }
 }
