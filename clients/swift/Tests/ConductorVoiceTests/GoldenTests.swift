@@ -8,6 +8,7 @@ import XCTest
     private var heard: [String] = []
     private var sent: [Event] = []
     private var reads = 0
+    private var voice: @MainActor () async throws -> Void = {}
 
     private func client(_ handlers: [String: ToolHandler] = [:]) -> Client {
         var options = Options(url: URL(string: "ws://127.0.0.1:1/ws")!)
@@ -18,15 +19,27 @@ import XCTest
         options.onApprovalSettled = { self.heard.append("settled \($0)") }
         options.onError = { self.heard.append("error \($0.code) \($0.retryAfterMs ?? 0)") }
         options.onEvent = { sent, event in if sent { self.sent.append(event) } }
-        options.speak = { self.heard.append("spoken \($0.text.prefix(7))") }
+        options.onHints = { self.heard.append("hints \($0)") }
+        options.onUnfinished = { self.heard.append("unfinished") }
+        options.onResume = { self.heard.append("resumed") }
+        options.speak = {
+            self.heard.append("spoken \($0.text.prefix(7))")
+            try await self.voice()
+        }
         return Client(options)
     }
 
     /// Each time under a new id, as another event.
-    private func read(_ name: String, by client: Client) throws {
+    private func read(_ name: String, by client: Client, changing change: (String, String)? = nil) throws {
         reads += 1
-        let frame = try String(contentsOf: folder.appendingPathComponent("\(name).json"), encoding: .utf8)
+        var frame = try String(contentsOf: folder.appendingPathComponent("\(name).json"), encoding: .utf8)
+        if let change { frame = frame.replacingOccurrences(of: change.0, with: change.1) }
         client.read(frame.replacingOccurrences(of: "evt_00000000000000000000000000000001", with: "evt_\(reads)"))
+    }
+
+    /// The server accepts one more capability.
+    private func begin(_ client: Client, with capability: String) throws {
+        try read("session.started.resume", by: client, changing: (#""resume","#, #""resume","\#(capability)","#))
     }
 
     /// The next event of this type that was sent.
@@ -106,6 +119,88 @@ import XCTest
         _ = try await next("tool.result")
         _ = try await next("tool.result")
         XCTAssertEqual(heard, ["error rate_limited 1500", "spoken He said", "thinking"])
+        client.close()
+    }
+
+    func testHintsAndHalfASentenceAreToldAtOnce() async throws {
+        let client = client()
+        try read("stt.hints", by: client)
+        try read("turn.hint", by: client)
+        XCTAssertEqual(heard, [#"hints ["yes", "no", "Café Zoë"]"#, "unfinished"])
+        client.close()
+    }
+
+    func testAFactHasAKeyAnEndAndAMarkOfWhoWroteIt() async throws {
+        let client = client()
+        try begin(client, with: "context")
+        client.addContext("Three items.", key: "cart", ttlS: 600)
+        let fact = try await next("context.add")
+        XCTAssertEqual(fact, ["text": "Three items.", "key": "cart", "ttlS": .number(600), "untrusted": false])
+        client.close()
+    }
+
+    func testImagesGoWithWordsAndWithAResultIfTheServerTakesThem() async throws {
+        let picture = Picture(mimeType: "image/png", data: Data([1, 2]))
+        let images: JSON = [["mimeType": "image/png", "data": "AQI="]]
+        for capability in ["images", "context"] {
+            let client = client(["agent.status": { _, _ in .showing([picture], "seen") }])
+            try begin(client, with: capability)
+            client.say("What is this?", images: [picture])
+            let words = try await next(transcript)
+            XCTAssertEqual(words["images"], images)
+            try read("tool.call", by: client)
+            let result = try await next("tool.result")
+            XCTAssertEqual(result["result"], "seen")
+            XCTAssertEqual(result["images"], capability == "images" ? images : nil)
+            client.close()
+        }
+    }
+
+    func testAPausedSpeechGoesOnOrEndsAtThePersonsWords() async throws {
+        let (begun, silenced) = (expectation(description: "begun"), expectation(description: "silenced"))
+        voice = {
+            begun.fulfill()
+            defer { silenced.fulfill() }
+            try await Task.sleep(nanoseconds: 60_000_000_000)
+        }
+        let client = client()
+        try begin(client, with: "pause")
+        XCTAssertFalse(client.pause()) // nothing is spoken
+        try read("tool.call.speak.segment", by: client)
+        await fulfillment(of: [begun], timeout: 30)
+        XCTAssertTrue(client.pause(spokenText: "Hel"))
+        let pause = try await next("audio.output.paused")
+        XCTAssertEqual(pause, ["speechId": "speech_1", "spokenText": "Hel"])
+        try read("audio.output.resume", by: client)
+        XCTAssertEqual(heard, ["spoken Hello.", "resumed"])
+        XCTAssertTrue(client.pause())
+        client.say("Stop.")
+        try read("tool.call.append-user", by: client)
+        await fulfillment(of: [silenced], timeout: 30)
+        client.close()
+    }
+
+    func testAHandlerThatDoesNotHearItsCancellationHoldsNoLaterCall() async throws {
+        let (begun, later) = (expectation(description: "begun"), expectation(description: "the later call"))
+        let end = Once<Bool>()
+        let client = client(["agent.status": { _, run in
+            if run.callId == "call_1" {
+                begun.fulfill()
+                _ = await end.wait()
+            } else {
+                later.fulfill()
+            }
+            return "done"
+        }])
+        try begin(client, with: "cancel")
+        try read("tool.call", by: client)
+        await fulfillment(of: [begun], timeout: 30)
+        try read("tool.cancel", by: client)
+        try read("tool.call", by: client, changing: ("call_1", "call_2"))
+        await fulfillment(of: [later], timeout: 30)
+        end.settle(true)
+        let cancelled = try await next("tool.cancelled")
+        XCTAssertEqual(cancelled["effect"], "complete")
         client.close()
     }
 
