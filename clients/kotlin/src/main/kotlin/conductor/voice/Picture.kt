@@ -9,7 +9,7 @@ import kotlinx.serialization.json.JsonObject
 /**
  * An image for a model that sees: [data] is a file of JPEG, PNG or WebP, at most 786,432 bytes.
  *
- * Scale it to 1,568 pixels first, with the platform's API (README.md).
+ * Scale it to 1,568 pixels first, with the platform's API (docs/clients/kotlin.md).
  */
 class Picture(val mimeType: String, val data: ByteArray) {
     internal val json: JsonObject
