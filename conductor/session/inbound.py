@@ -116,9 +116,7 @@ async def _take(  # noqa: C901 -- a case an event
             if question is not None and question.card and view.was_sent(event.approval_id):
                 session.clients.show(event.approval_id)
         case client.ContextAdd():
-            match await record(session, inbound.id, event):
-                case [ContextAdded(dropped=dropped)] if dropped:
-                    session.clients.diagnose([of_dropped_facts(inbound.id)])
+            await _add_context(session, inbound.id, event)
         case client.ResponseCancel():
             await record(session, "", event)
         case client.ToolStarted() | client.ToolProgress():
@@ -155,6 +153,12 @@ def _ignore(session: Session, inbound: Inbound) -> InboundResult:
 async def record(session: Session, event_id: str, event: object, taken: Taken = NONE_TAKEN) -> Response:
     """Commit the meaning of an event with the images ``taken`` of it. Raises `StoreError`."""
     return await session.commits.decide(lambda: receive(session.view, event_id, event, taken), taken=taken)
+
+
+async def _add_context(session: Session, event_id: str, event: client.ContextAdd) -> None:
+    match await record(session, event_id, event):
+        case [ContextAdded(dropped=dropped)] if dropped:
+            session.clients.diagnose([of_dropped_facts(event_id)])
 
 
 # -- results
