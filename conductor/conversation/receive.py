@@ -135,7 +135,7 @@ def wordless(text: str) -> Refuse | None:
 _CREDITS = re.compile(
     r"\W*(?:(?:subtitl|untertitel|sous-titr|subt[ií]tul|legenda)[\w-]*+"
     r".{0,60}?(?:amara\.org|im auftrag de|radio-canada)"
-    r"|(?:untertitelung|copyright)\b.{0,30}\b(?:19|20)\d\d\W*$)",
+    r"|(?:untertitelung\b.{0,30}|copyright (?-i:[A-Z]{2,5}) )(?:19|20)\d\d\W*$)",
     re.IGNORECASE,
 )
 _BRACKETED = re.compile(

@@ -782,6 +782,8 @@ NOISES: list[tuple[str, Refuse | None]] = [
     ("Subtitles for the film of 2019", None),
     ("Untertitel an", None),
     ("Is that under copyright since 1990", None),
+    ("Copyright notices from before 2019", None),
+    ("Copyright law 1998", None),
 ]
 
 
