@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -142,8 +142,10 @@ class PostgresServer:
         # Each process of the server leads a group of its own.
         assert self._process is not None
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        for pid in (self._process.pid, *map(int, children)):
-            os.kill(pid, number)
+        os.kill(self._process.pid, number)
+        for pid in map(int, children):
+            with suppress(ProcessLookupError):  # it may have ended: each connection has a process
+                os.kill(pid, number)
 
     @staticmethod
     def _run(command: Sequence[str]) -> str:
