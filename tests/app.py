@@ -24,7 +24,7 @@ import msgspec
 from tests.links import Link, WebSocket
 from tests.shapes import Call, Event, arguments_of, call_of, matches, shape_of
 
-WAIT = 60.0
+WAIT = 10.0
 """Every wait of a test is bounded by this, in seconds."""
 REMEMBERED = 4_096  # ids of handled events
 KEPT = (
@@ -104,6 +104,8 @@ class App:
         """Events without an ``event.ack``, by id."""
         self.pending: dict[str, Call] = {}
         """Calls of tools without a result, by id."""
+        self.tool_calls: set[str] = set()
+        """Ids of the calls of tools."""
         self.dropped: set[str] = set()
         self._last_event_id: str | None = None
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
@@ -140,7 +142,7 @@ class App:
                 # The server asks for a result with images in ``resend``.
                 {"callId": event["payload"]["callId"]} if "images" in event["payload"] else event["payload"]
                 for event in self.outbox.values()
-                if event["type"] == "tool.result"
+                if event["type"] == "tool.result" and event["payload"]["callId"] in self.tool_calls
             ]
             pending = list(self.pending)
             payload["resume"] = {"lastEventId": self._last_event_id, "done": results, "pending": pending}
@@ -200,6 +202,7 @@ class App:
             del self.event_ids[next(iter(self.event_ids))]
         if event["type"] == "tool.call" and not call_of(event).is_interface:
             self.pending[event["payload"]["callId"]] = call_of(event)
+            self.tool_calls.add(event["payload"]["callId"])
         self._inbox.put_nowait(event)
         self.log.append(event)
         self._arrived.set()  # wakes all who wait now
@@ -255,7 +258,7 @@ class App:
         self.dropped.update(drop)
         for event_id, event in list(self.outbox.items()):
             call_id = event["payload"].get("callId")
-            if call_id is None or call_id in resend:
+            if call_id not in self.tool_calls or call_id in resend:
                 self._write(event)
             else:
                 del self.outbox[event_id]  # the server has it, or does not want it

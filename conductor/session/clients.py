@@ -47,6 +47,7 @@ class Clients:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._ack_ids: list[str] = []
+        self._unrecorded: dict[str, str] = {}  # ids of results, and of the events that they answer
         self._acking: asyncio.TimerHandle | None = None
         self._flushing: asyncio.TimerHandle | None = None
         self._diagnosed: set[str] = set()
@@ -234,11 +235,31 @@ class Clients:
 
     # -- acknowledgements
 
-    def acknowledge(self, event_id: str) -> None:
-        """Acknowledge to a client with ``resume`` that an event is recorded."""
-        self._ack_ids.append(event_id)
-        if self._acking is None:
+    def acknowledge(self, *event_ids: str) -> None:
+        """Acknowledge to a client with ``resume`` that events are recorded."""
+        self._ack_ids.extend(event_ids)
+        if self._ack_ids and self._acking is None:
             self._send_acks()
+
+    def acknowledge_result(self, event_id: str, call_id: str) -> None:
+        """Acknowledge a call's result once its record is stored, which for a UI call is a later commit's.
+
+        An app forgets an acknowledged result, and the next process would wait for it in vain.
+        """
+        outbound = self._session.state.outbound.values() if self._session.commits.durable else ()
+        unrecorded = next((event.id for event in outbound if event.call_id == call_id), None)
+        if unrecorded is None:
+            self.acknowledge(event_id)
+        else:
+            self._unrecorded[event_id] = unrecorded
+
+    def recorded(self) -> None:
+        """Acknowledge the results whose record is stored by now."""
+        outbound = self._session.state.outbound
+        event_ids = [event_id for event_id, call in self._unrecorded.items() if call not in outbound]
+        for event_id in event_ids:
+            del self._unrecorded[event_id]
+        self.acknowledge(*event_ids)
 
     def _send_acks(self) -> None:
         self._acking = None
@@ -249,8 +270,11 @@ class Clients:
             self._acking = asyncio.get_running_loop().call_later(_BURST_S, self._send_acks)
 
     def flush_soon(self) -> None:
-        """Record the acknowledged events after a burst of them."""
-        if self._flushing is None:
+        """Record the acknowledged events after a burst of them, unless a turn or a later result will."""
+        session = self._session
+        is_owed = bool(session.outbox.acked) and session.commits.durable
+        rests = session.loop is None and not session.outbox.outstanding
+        if is_owed and rests and self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(_BURST_S, self._flush_now)
 
     def _flush_now(self) -> None:

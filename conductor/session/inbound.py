@@ -75,7 +75,10 @@ async def handle(session: Session, inbound: Inbound, transport: Transport) -> In
         return InboundResult.ORDINARY
     is_recorded = result not in (InboundResult.REFUSED, InboundResult.LATER)
     if transport.resumes and is_recorded and event is not None and event.RECORDED:
-        clients.acknowledge(inbound.id)
+        if isinstance(event, client.ToolResultEvent):
+            clients.acknowledge_result(inbound.id, event.call_id)
+        else:
+            clients.acknowledge(inbound.id)
     if result is InboundResult.REPEATED:
         await session.reopen_microphone()  # its turn may be over
     return result
@@ -182,8 +185,7 @@ async def _take_result(session: Session, event_id: str, event: client.ToolResult
         prompts = {question.speech_id for question in state.questions.values()}
         if event.call_id in prompts or event.call_id in state.late_calls:
             await record(session, "", event, _taken(session, event_id, event))
-    if expected and session.loop is None and not session.outbox.outstanding:
-        session.clients.flush_soon()
+    session.clients.flush_soon()
     return InboundResult.EXPECTED if expected else InboundResult.ORDINARY
 
 

@@ -200,6 +200,7 @@ class Session:
                     programs.forget(self, {call.id for call in record.calls})
         if any(isinstance(record, _HINTING) for record in commit.records):
             self.clients.hint()
+        self.clients.recorded()
         self._deliver()
         turn = self.state.turn
         if turn is former:
@@ -222,6 +223,7 @@ class Session:
         view = self.view
         view.live.openings.floor_at = self._floor_at()
         self._timer.move()
+        self.clients.flush_soon()
         if self.loop is not None:
             self.loop.wake()
         elif self.commits.has_begun and next_step(view) != AwaitResults():

@@ -281,6 +281,10 @@ class SlowStore(StoreProxy):
         """All records that were applied."""
         return [record for commit in self.commits for record in commit.records]
 
+    def stored(self, key: SessionKey = KEY) -> Conversation:
+        """Give the state of the applied commits."""
+        return self._states[key]
+
     async def claim(self, key: SessionKey) -> Claim:
         claim = await self.inner.claim(key)
         self._states[key] = replay(claim.commits)

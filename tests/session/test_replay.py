@@ -13,19 +13,23 @@ from conductor.events import client
 from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
 from conductor.session.inbound import handle, learn
+from conductor.session.session import Session
 from conductor.stores.memory import MemoryStore
 from tests.models import Script
 from tests.session.helpers import (
     SPOKEN,
+    App,
     SlowStore,
+    Stage,
     call,
+    die,
     inbound,
     later,
     make_services,
     open_session,
     open_stage,
 )
-from tests.shapes import PLAIN_TURN, shape_of
+from tests.shapes import PLAIN_TURN, Event, shape_of
 
 
 def deaf_to_speech(name: str, call_id: str) -> str | None:
@@ -131,6 +135,75 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
     assert [len(ids) for ids in acks] == [1, 1, 6, 1, 6]  # idle, then twice: the words, their UI calls
     assert [ids[0] for ids in acks[1::2]] == ["words-1", "words-2"]
     assert set(line.sent_ids) == {event_id for ids in acks for event_id in ids}
+
+
+class Witness(App):
+    """An app with long speeches; ``early`` are results that were acknowledged before they were recorded."""
+
+    def __init__(self, store: SlowStore) -> None:
+        super().__init__(self.play, store)
+        self.early: list[Event] = []
+
+    async def play(self, name: str, call_id: str) -> str:
+        if name == "tts.speak":
+            await later(2)
+        return SPOKEN
+
+    def receive(self, data: bytes) -> None:
+        event, store = msgspec.json.decode(data), self.store
+        if event["type"] == "event.ack" and store is not None:
+            kept = (self.outbox.get(event_id, {}) for event_id in event["payload"]["eventIds"])
+            owed = {outbound.call_id for outbound in store.stored().outbound.values()}
+            self.early += [sent for sent in kept if sent and sent["payload"].get("callId") in owed]
+        super().receive(data)
+
+
+async def opened(app: App, session: Session, *capabilities: str) -> None:
+    app.capabilities = capabilities
+    app.start_fields["capabilities"] = capabilities
+    await app.connect(session)
+
+
+@pytest.mark.parametrize("extra", [(), ("segments",), ("pause",)])
+async def test_results_of_ui_calls_are_acknowledged_once_they_are_recorded(extra: tuple[str, ...]) -> None:
+    store = SlowStore()
+    services = make_services([[TextDelta("One two three. Four five six. Seven.")]] * 2, store=store)
+    session, app = await open_session(services), Witness(store)
+    await opened(app, session, "resume", *extra)
+    stage = Stage(session, app, services)
+    await stage.ask("hi")
+    await later(1)
+    commits = len(store.commits)
+    await stage.ask("and?")
+    await later(1)
+    assert app.early == [] and app.outbox == {}
+    # The words, the reply (and its first sentence), and one for the results that came after it.
+    assert len(store.commits) - commits == (4 if "segments" in extra else 3)
+
+
+@pytest.mark.parametrize("extra", ["segments", "pause"])
+async def test_a_speech_that_was_over_when_its_process_died_holds_up_no_other_one(extra: str) -> None:
+    store = SlowStore()
+    services = make_services([[TextDelta("One.")], [TextDelta("Two.")], [TextDelta("Three.")]], store=store)
+    session, app = await open_session(services), App(deaf_to_speech, store)
+    await opened(app, session, "resume", extra)
+    for words, text in ("one", "One."), ("two", "Two."):
+        app.say(words)
+        await app.until("assistant.speech.final", text=text)
+        await later(1)
+    first = (await app.until("tts.speak"))["payload"]["callId"]
+    app.result(first, SPOKEN)
+    await later(1)  # the second speech is being played
+    die(session, app)
+    session, app.reply = await open_session(services), lambda name, call_id: SPOKEN
+    resume = client.Resume(last_event_id=app.log[-1]["id"])
+    answer = await learn(session, client.SessionStart(capabilities=[*app.capabilities], resume=resume))
+    await app.connect(session, answer=answer)
+    second = app.events("tts.speak")[1]["payload"]["callId"]
+    app.result(second, SPOKEN)
+    app.say("three")
+    await later(1)
+    assert app.speeches() == ["One.", "Two.", "Three."]
 
 
 async def test_a_resume_with_many_old_results_is_bounded() -> None:
