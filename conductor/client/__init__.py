@@ -79,19 +79,17 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 DEFAULT_CAPABILITIES = (
-    *(
-        "resume",
-        "tools",
-        "cancel",
-        "lease",
-        "late",
-        "activity",
-        "pause",
-        "images",
-        "turns",
-        "context",
-        "diagnostics",
-    ),
+    "resume",
+    "tools",
+    "cancel",
+    "lease",
+    "late",
+    "activity",
+    "pause",
+    "images",
+    "turns",
+    "context",
+    "diagnostics",
 )
 """Capabilities that the library implements alone. Without ``tools`` the server would offer its catalog.
 ``approval`` needs a handler of the app. An app asks for ``segments`` itself, because speeches then run
@@ -179,9 +177,8 @@ class Client(Connections):
         self._last_event_id: str | None = None  # of the last handled event
         self._worker: asyncio.Task[None] | None = None
         self._retries = False  # the connection is watched, and restored after a loss
-        self._retry: asyncio.Future[None] | None = (
-            None  # the pause before the next try, if it may be cut short
-        )
+        # The pause before the next try, if it may be cut short.
+        self._retry: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Client:
         await self.start()
@@ -457,7 +454,7 @@ class Client(Connections):
             case server.EventAck(event_ids):
                 for turn in self._turns.of(*event_ids):
                     turn.stage = "recorded" if turn.stage == "waiting" else turn.stage
-                self.acknowledge(event_ids)
+                self.discard(*event_ids)
             case server.ErrorEvent(event_id=str() as event_id):
                 if self._turns.of(event_id):
                     self.discard(event_id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,13 +38,12 @@ CLOSED = "The client was closed."
 
 @dataclass(slots=True, eq=False)
 class Unconfirmed:
-    """An unconfirmed event: when it was made, on which socket it was sent last, and how often."""
+    """An unconfirmed event: when it was made, and on which socket it was sent last."""
 
     event_id: str
     event: client.ClientEvent
     at: float
     connection: int = 0
-    sends: int = 0
 
 
 class Connections:
@@ -233,7 +232,6 @@ class Connections:
                     link = self.require()
                     # Set before the await: a cancelled send may have sent the frame.
                     entry.connection = self._connection
-                    entry.sends += 1
                     await self._write(link, entry.event_id, entry.event)
 
     async def retry(self, event_id: str) -> None:
@@ -241,7 +239,7 @@ class Connections:
         await asyncio.sleep(self.limits.retry_s)
         for entry in self.entries:
             if entry.event_id == event_id:
-                entry.event_id, entry.connection, entry.sends = self.new_id(), 0, 0
+                entry.event_id, entry.connection = self.new_id(), 0
         await self.flush()
 
     async def _write(self, link: ClientConnection, event_id: str, event: client.ClientEvent) -> None:
@@ -254,10 +252,8 @@ class Connections:
     # Unconfirmed events
 
     def discard(self, *event_ids: str) -> None:
+        """Send these events no more: they were acknowledged, refused, or are out of date."""
         self.entries = [entry for entry in self.entries if entry.event_id not in event_ids]
-
-    def acknowledge(self, event_ids: Collection[str]) -> None:
-        self.discard(*event_ids)
 
 
 def remember(ids: dict[str, T], key: str, value: T) -> None:
