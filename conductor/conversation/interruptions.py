@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conductor.conversation import consent
@@ -16,7 +16,7 @@ from conductor.conversation.view import View
 from conductor.messages import AssistantMessage, UserMessage
 
 if TYPE_CHECKING:  # a type only
-    from conductor.events.client import OutputPaused
+    from conductor.events.client import OutputInterrupted, OutputPaused
 
 _QUESTION_MARK = re.compile(r"[?؟][\"')\]»”’*_]*(?:\s+|$)|？")
 _LAST_QUESTION = re.compile(r"[?؟？]\W*$")
@@ -63,21 +63,18 @@ def cut_speech(
 
 def cut_paused(view: View) -> Cut:
     """Cut the paused speech, if there is one, and a question that is held behind it."""
-    pause, focus = view.state.pause, view.state.focus
-    if pause is None:
+    focus = view.state.focus
+    if view.state.pause is None:
         return Cut()
     cut = cut_speech(view)
-    is_held = focus is not None and not focus.card and not view.was_sent(focus.speech_id)
-    if focus is not None and is_held and focus.speech_id not in ("", pause.speech_id):
-        cut.records.extend(consent.prompt_cut(view, focus.id, ""))
+    if focus is not None and not focus.card and not view.was_sent(focus.speech_id):
+        return replace(cut, records=[*cut.records, *consent.prompt_cut(view, focus.id, "")])
     return cut
 
 
-def barge_in(
-    view: View, event_id: str, spoken_text: str | None = None, played_ms: float | None = None
-) -> list[r.Record]:
+def barge_in(view: View, event_id: str, event: OutputInterrupted) -> list[r.Record]:
     """Handle an interruption: it cuts its speech, and ends the turn unless that was another turn's speech."""
-    cut = cut_speech(view, event_id, spoken_text, played_ms)
+    cut = cut_speech(view, event_id, event.spoken_text, event.played_ms)
     records = cut.records
     if cut.ends_turn:
         end = ended(view, "interrupted", heard_prefix=cut.heard_prefix, event_id=event_id)
@@ -94,11 +91,11 @@ def withdrawn_speeches(view: View) -> list[r.Record]:
     }
     if (paused := _paused_speech(view)) is not None:
         unsent.pop(paused.reply_id, None)
-    cuts: list[r.Record] = []
-    for speech in unsent.values():
-        if speech.position >= 0:
-            cuts.append(r.SpeechCut(speech.id, heard_text(speech, "", None, finished=False)))
-    return cuts
+    return [
+        r.SpeechCut(speech.id, heard_text(speech, "", None, finished=False))
+        for speech in unsent.values()
+        if speech.position >= 0
+    ]
 
 
 def _is_of_pause(state: Conversation, speech: Speech) -> bool:

@@ -70,7 +70,7 @@ def receive(view: View, event_id: str, event: object, taken: Taken = NONE_TAKEN)
         case client.TranscriptFinal():
             return _transcript(view, event_id, event, taken)
         case client.OutputInterrupted():
-            return barge_in(view, event_id, event.spoken_text, event.played_ms)
+            return barge_in(view, event_id, event)
         case client.OutputPaused():
             return paused(view, event_id, event)
         case client.ResponseCancel():

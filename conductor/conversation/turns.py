@@ -112,7 +112,7 @@ def spoken(view: View, cause: Cause, sentence: str) -> list[r.Record]:
 def greeted(view: View, greeting: str) -> list[r.Record]:
     """Make the turn of the app's greeting, unless the session has begun."""
     state = view.state
-    has_begun = state.greeted or state.log_end or state.turn is not None or state.queue
+    has_begun = state.greeted or state.log_end or state.queue
     return [] if has_begun or not greeting.strip() else spoken(view, "greeting", greeting.strip())
 
 
@@ -158,7 +158,7 @@ def ended(
     """
     turn = view.state.turn
     assert turn is not None
-    cause = {"timed_out": "turn_timeout", "session_end": "session_end"}.get(reason, reason)
+    cause = "turn_timeout" if reason == "timed_out" else reason
     open_calls = [call for call in turn.calls if call.is_open]
     results = tuple(_abandoned(view, call, cause) for call in open_calls)
     # Only a call that was on the wire is cancelled there.
