@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
+from conductor.conversation.apply import advance
 from conductor.conversation.state import (
     Conversation,
     LateCall,
@@ -15,7 +18,9 @@ from conductor.conversation.state import (
     UnknownCall,
 )
 from tests.conversation.build import (
+    CLAIM,
     NOW,
+    RULES,
     STARTED,
     asking,
     device,
@@ -49,11 +54,21 @@ def heard(state: Conversation, at: int = NOW - 1_000) -> Facts:
     return {"finished_speeches": dict.fromkeys(state.speeches, at)}
 
 
+def acknowledged(state: Conversation) -> Conversation:
+    """Make the state after the client has acknowledged all events."""
+    state = copy.deepcopy(state)
+    advance(state, r.Commit(claim=CLAIM, at=NOW, acked=tuple(state.outbound)))
+    return state
+
+
+QUEUE: Facts = {"conduct": replace(RULES, cancels=False)}
 ASKED = asking(question())
 ONE_TWO = replied(text="One two.", speech_text="One two.")
 SAID = over(in_turn(ONE_TWO))
 SAID_THEN_CALLED = in_turn(replied(device(), text="One two.", speech_text="One two."))
 SEGMENTS = in_turn(r.SegmentSpoken("One. ", "One."), r.SegmentSpoken("Two. ", "Two."))
+SEGMENTS_SAID = over(fold(replied(text="One. Two."), state=SEGMENTS))
+SAID_ELSEWHERE = acknowledged(SAID)
 TWO_SAID = over(fold(STARTED, ONE_TWO, state=SAID))
 CALLED = in_turn(replied(device()))
 CALLED_TO_READ = in_turn(replied(device(effect="read")))

@@ -6,14 +6,10 @@ The gate of the tables takes "mhm" and "yes" for backchannels, and "yes" and "no
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
-
 import pytest
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
-from conductor.conversation.apply import advance
 from conductor.conversation.consent import Later, Refuse, Response
 from conductor.conversation.heard import CUT_BEFORE_SPEECH, CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from conductor.conversation.interruptions import question_stands, resumes_at, withdrawn_speeches
@@ -23,9 +19,7 @@ from conductor.conversation.steps import due
 from conductor.events import client
 from tests.conversation.build import (
     CARDS,
-    CLAIM,
     NOW,
-    RULES,
     STARTED,
     device,
     finished,
@@ -37,34 +31,30 @@ from tests.conversation.build import (
 from tests.conversation.stories import (
     ASKED,
     BARGED_IN,
+    HALF,
     HALF_SAID,
     LOST,
     NO_ANSWER,
     NOTHING_SENT,
     ONE_TWO,
+    QUEUE,
     REPLACED,
     SAID,
+    SAID_ELSEWHERE,
     SAID_THEN_CALLED,
     SEGMENTS,
+    SEGMENTS_SAID,
     STARTS,
     STOPPED,
     TURN,
     TWO_SAID,
     Facts,
+    acknowledged,
     heard,
     in_turn,
     over,
     speech,
 )
-
-QUEUE: Facts = {"conduct": replace(RULES, cancels=False)}
-
-
-def acknowledged(state: Conversation) -> Conversation:
-    """Make the state after the client has acknowledged all events."""
-    state = copy.deepcopy(state)
-    advance(state, r.Commit(claim=CLAIM, at=NOW, acked=tuple(state.outbound)))
-    return state
 
 
 def paused(
@@ -97,8 +87,6 @@ def said(text: str, *, last: str = "") -> Conversation:
 
 # -- states
 
-SEGMENTS_SAID = over(fold(replied(text="One. Two."), state=SEGMENTS))
-SAID_ELSEWHERE = acknowledged(SAID)
 BRIDGED = in_turn(r.BridgeSpoken("One moment."))
 WITHOUT_SPEECH = fold(r.SpeechPaused(event_id="p1", speech_id="", name="", spoken_text="One"), state=TURN)
 PAUSED = paused(SAID)
@@ -106,6 +94,7 @@ PAUSED_IN_TURN = paused(SAID_THEN_CALLED)
 PAUSED_IN_LATER_TURN = paused(fold(STARTED, state=SAID))
 PAUSED_SEGMENTS = paused(SEGMENTS)
 PAUSED_PROMPT = paused(ASKED)
+PAUSED_AFTER_LATE = paused(fold(r.PauseEnded(resumes=True, name="another"), state=SAID))
 LATE_PAUSED = fold(r.PauseEnded(resumes=True, name="the speech"), state=SAID)
 RESUMED = fold(r.PauseEnded(resumes=True, name="the speech"), state=PAUSED)
 # A reply said what it is about to do, and its call waits for a tap or for a spoken yes.
@@ -121,6 +110,7 @@ ANNOUNCED = fold(
     r.QuestionsAsked((question(),)),
     r.PromptSpoken("q1", "May I?"),
 )
+ANNOUNCED_AS_CARD = changed(ANNOUNCED.questions["q1"], card=True)
 
 # -- what follows
 
@@ -157,6 +147,13 @@ PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]
         {},
         client.OutputPaused(spoken_text="One"),
         [pause(SAID, "", spoken_text="One")],
+    ),
+    (
+        "of the speech that is played, after a part of a second",
+        SAID,
+        {},
+        client.OutputPaused(played_ms=300.0),
+        [changed(pause(SAID, ""), played_ms=300.0)],
     ),
     (
         "by the id of the call",
@@ -211,6 +208,20 @@ PAUSES: list[tuple[str, Conversation, Facts, client.OutputPaused, list[r.Record]
         client.OutputPaused("x", spoken_text="One"),
         [r.EventHandled("e1")],
     ),
+    (
+        "of no speech, while half a sentence waits",
+        HALF_SAID,
+        {},
+        client.OutputPaused(),
+        [r.EventHandled("e1")],
+    ),
+    (
+        "of a speech, while half a sentence waits",
+        fold(HALF, state=SAID),
+        {},
+        client.OutputPaused(speech(SAID)),
+        [pause(SAID, "")],
+    ),
     ("that was handled", fold(r.EventHandled("e1"), state=SAID), {}, client.OutputPaused(), []),
 ]
 
@@ -249,6 +260,7 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
     ("a backchannel without a pause", SAID, {}, MHM, [changed(STARTS, text="mhm")]),
     ("a backchannel after a pause that time ended", RESUMED, {}, MHM, [GOES_ON]),
     ("a backchannel after the pause of a speech that had ended", LATE_PAUSED, {}, MHM, [GOES_ON]),
+    ("a backchannel in a pause after such a one", PAUSED_AFTER_LATE, {}, MHM, [GOES_ON]),
     ("the same, as no speech is left", LATE_PAUSED, heard(LATE_PAUSED), MHM, [GOES_ON]),
     ("other words after that pause", LATE_PAUSED, heard(LATE_PAUSED), HI, [STARTS]),
     (
@@ -276,6 +288,13 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
         [CUT, cut(SAID, f"One two. {CUT_SOMEWHERE}"), STARTS],
     ),
     ("words after a part of a second", paused(SAID, played_ms=300.0), {}, HI, [CUT, cut(SAID), STARTS]),
+    (
+        "words over the second of two speeches",
+        paused(TWO_SAID, 1),
+        {},
+        HI,
+        [CUT, cut(TWO_SAID, HEARD_ONE, 1), STARTS],
+    ),
     ("words after the paused speech is over", PAUSED, heard(SAID, NOW), HI, [CUT, cut(SAID), STARTS]),
     (
         "words over the speech of the running turn",
@@ -405,6 +424,29 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
         ],
     ),
     (
+        "a yes before the question that the app has queued",
+        paused(ANNOUNCED),
+        {},
+        YES,
+        [
+            CUT,
+            cut(ANNOUNCED),
+            r.AnswerUnclear(question_id="q1", event_id="e1", text="yes", counts=False),
+            r.PromptSpoken("q1", "device.do? (1)"),
+        ],
+    ),
+    (
+        "a yes to a card in place of the question that is held",
+        fold(r.QuestionsAsked((ANNOUNCED_AS_CARD,)), state=paused(ANNOUNCED)),
+        {"was_sent": {speech(ANNOUNCED)}},
+        YES,
+        [
+            CUT,
+            cut(ANNOUNCED),
+            r.AnswerUnclear(question_id="q1", event_id="e1", text="yes", counts=False),
+        ],
+    ),
+    (
         "a yes just after the question is heard, which may be an echo",
         paused(fold(r.PromptHeard("q1"), state=ASKED)),
         {"now": NOW + 100},
@@ -470,6 +512,13 @@ ENDS: list[tuple[str, Conversation, Facts, object, list[r.Record]]] = [
         {},
         AFTER_BOTH,
         [CUT_BY_EVENT, r.SpeechCut(speech(SAID), f"One two {CUT_HERE}", "e1")],
+    ),
+    (
+        "a tap knows better how long the speech was heard",
+        PAUSED,
+        {},
+        client.OutputInterrupted(played_ms=600.0),
+        [CUT_BY_EVENT, r.SpeechCut(speech(SAID), f"One two. {CUT_HERE}", "e1")],
     ),
     (
         "a tap ends the turn that speaks",
@@ -567,11 +616,17 @@ STANDS: list[tuple[str, Conversation, bool]] = [
         paused(said("Shall I go?", last="One."), 1),
         True,
     ),
+    ("an earlier question within", paused(said("Shall I go? I would.", last="One."), 1), True),
     ("an earlier statement", paused(said("I go.", last="One."), 1), False),
     (
         "a question that the person has answered",
         paused(over(fold(STARTED, ONE_TWO, state=said("Shall I go?"))), 1),
         False,
+    ),
+    (
+        "a question at the end of the paused reply, though the person has said more",
+        paused(fold(STARTED, state=said("It is ten. Shall I go?")), spoken_text="It"),
+        True,
     ),
     ("a segment of a question", paused(in_turn(r.SegmentSpoken("Shall I go? ", "Shall I go?"))), True),
     (
@@ -633,6 +688,7 @@ WITHDRAWN: list[tuple[str, Conversation, Facts, list[r.Record]]] = [
         NOTHING_SENT,
         [r.SpeechCut(speech(TWO_SAID, 1), HEARD_NOTHING), r.SpeechCut(speech(TWO_SAID), HEARD_NOTHING)],
     ),
+    ("a sent speech, paused within its millisecond", paused(TWO_SAID), {}, []),
     ("a paused speech is cut by its pause", PAUSED, NOTHING_SENT, []),
     (
         "a speech of the pause, which another process takes for a sent one",

@@ -13,7 +13,6 @@ import pytest
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
-from conductor.conversation.apply import advance
 from conductor.conversation.consent import Later, Refuse, Response
 from conductor.conversation.heard import CUT_HERE, CUT_SOMEWHERE, HEARD_NOTHING
 from conductor.conversation.receive import (
@@ -39,7 +38,6 @@ from conductor.events import client
 from conductor.messages import Image
 from tests.conversation.build import (
     CARDS,
-    CLAIM,
     NOW,
     RULES,
     STARTED,
@@ -73,11 +71,13 @@ from tests.conversation.stories import (
     NOT_SENT,
     NOTHING_SENT,
     OWLS,
+    QUEUE,
     REMEMBERED,
     REPLACED,
     SAID,
     SAID_THEN_CALLED,
     SEGMENTS,
+    SEGMENTS_SAID,
     STARTS,
     STOPPED,
     TURN,
@@ -91,19 +91,10 @@ from tests.conversation.stories import (
     speech,
 )
 
-QUEUE: Facts = {"conduct": replace(RULES, cancels=False)}
-
 
 def replaced(state: Conversation) -> Conversation:
     """Let another client take the place of the one of a state."""
     return fold(r.ClientReplaced(), state=state)
-
-
-def acknowledged(state: Conversation) -> Conversation:
-    """Make the state after the client has acknowledged all events."""
-    state = copy.deepcopy(state)
-    advance(state, r.Commit(claim=CLAIM, at=NOW, acked=tuple(state.outbound)))
-    return state
 
 
 # -- states
@@ -114,8 +105,6 @@ HEARD = fold(r.PromptHeard("q1"), at=NOW - 1_000, state=ASKED)
 PROMPT_CUT = fold(r.PromptCut("q1", "tap", NOW + 5_000), state=ASKED)
 
 SAID_BY_ANOTHER_TURN = fold(STARTED, state=SAID)
-SEGMENTS_SAID = over(fold(replied(text="One. Two."), state=SEGMENTS))
-SAID_ELSEWHERE = acknowledged(SAID)
 
 SERVER_CALLED = in_turn(replied(local()))
 
@@ -361,6 +350,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         [WAITS_FOR_MORE],
     ),
     (
+        "half of as long a sentence as waits",
+        LISTENING,
+        HOLDS,
+        client.TranscriptFinal(f"{'x' * 1_996} and"),
+        [changed(WAITS_FOR_MORE, text=f"{'x' * 1_996} and")],
+    ),
+    (
         "too long a sentence",
         LISTENING,
         HOLDS,
@@ -387,6 +383,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         HOLDS,
         MILK_AND,
         [r.InputQueued("e1", "milk and"), changed(STARTS, text="milk and milk and", images=FOUR)],
+    ),
+    (
+        "half of the rest, of halves with three images",
+        fold(r.ProfileDeclared(LISTENS), changed(HALF, images=FOUR[:3])),
+        HOLDS,
+        MILK_AND,
+        [WAITS_FOR_MORE],
     ),
     ("a cancel while other words wait", QUEUED, HOLDS, client.ResponseCancel(), []),
     # Words that come soon after others, of which nothing has come yet, are one sentence with them.
@@ -480,6 +483,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
     # Interruptions: of a speech, of a prompt, or of a turn that has not spoken yet.
     ("an interruption at rest", fold(), {}, INTERRUPTED, [HANDLED]),
     ("an interruption of a turn", TURN, {}, INTERRUPTED, [BARGED_IN]),
+    (
+        "an interruption of a turn whose card stands",
+        asking(question(), profile=CARDS),
+        {},
+        INTERRUPTED,
+        [changed(BARGED_IN, results=(NO_ANSWER,), superseded=("q1",))],
+    ),
     ("an interruption of a speech", SAID, {}, INTERRUPTED, [cut(SAID, f"One two. {CUT_SOMEWHERE}")]),
     ("an interruption of a speech after a word", SAID, {}, AFTER_ONE, [cut(SAID, HEARD_ONE)]),
     (

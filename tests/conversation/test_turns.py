@@ -192,6 +192,8 @@ SPENT: Facts = {"reason": "failed", "error": "rate_limited", "failure": "budget_
 SAYS_SORRY = r.TurnEnded(reason="failed", error="turn_timeout", apology=SORRY, speech_text=SORRY)
 SAYS_SPENT = r.TurnEnded(reason="failed", error="rate_limited", apology=BUDGET, speech_text=BUDGET)
 SPENT_BEFORE = fold(r.TurnEnded(reason="failed", apology=BUDGET), STARTED, state=TURN)
+SPENT_LONG_BEFORE = fold(replied(text="One."), r.TurnEnded(reason="answered"), STARTED, state=SPENT_BEFORE)
+SORRY_BEFORE = fold(r.TurnEnded(reason="failed", apology=SORRY), STARTED, state=TURN)
 TWICE_DONE = fold(replied(device(), device("c2")), finished(), finished("c2"), state=DONE)
 CANCELLABLE = in_turn(replied(device(on_interrupt="cancel")))
 NEVER_STARTED = changed(
@@ -301,6 +303,8 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         SPENT,
         changed(SAYS_SPENT, apology="", speech_text=""),
     ),
+    ("a spent budget that was said long before", SPENT_LONG_BEFORE, {}, SPENT, SAYS_SPENT),
+    ("another failure that was said before", SORRY_BEFORE, {}, FAILED, SAYS_SORRY),
     (
         "a failure after a write",
         DONE,
@@ -363,6 +367,13 @@ ENDS: list[tuple[str, Conversation, Facts, Facts, r.TurnEnded]] = [
         "a write of the server",
         in_turn(replied(local(effect="write"))),
         NOTHING_SENT,
+        TOO_LONG,
+        timed_out_with(LOST_THERE),
+    ),
+    (
+        "a write of the server that takes too long: no app has to cancel it",
+        in_turn(replied(local(effect="write"))),
+        {},
         TOO_LONG,
         timed_out_with(LOST_THERE),
     ),
@@ -506,6 +517,7 @@ GOES_ON = {**HOLDS, "utterance_began": NOW + 500, "heard_at": NOW + 600, "speaki
 UNTIL_WHEN: list[tuple[str, Conversation, dict[str, Any], int]] = [
     ("nobody speaks", BEGUN, HOLDS, 0),
     ("soon after", BEGUN, GOES_ON, NOW + 1_800),
+    ("as the turn begins", BEGUN, {**GOES_ON, "utterance_began": NOW}, NOW + 1_800),
     ("soon after, and is heard to the end", BEGUN, {**GOES_ON, "speaking_until": 0}, 0),
     ("since before the turn", BEGUN, {**GOES_ON, "utterance_began": NOW - 1}, 0),
     ("after a while", BEGUN, {**GOES_ON, "utterance_began": NOW + 1_200}, 0),
