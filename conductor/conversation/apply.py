@@ -42,7 +42,7 @@ MAX_TRANSCRIPTS = 128  # of a turn: each has a slot for its event
 MAX_NOTICES_BYTES = 16_384
 # Turns that see an image, the first one included, and images that are kept besides the ones that wait.
 IMAGE_TURNS = 2
-MAX_IMAGES = 9
+MAX_KEPT_IMAGES = 9
 # Kinds that are never evicted: they are few, and a turn waits for each.
 _LASTING = ("call", "approval")
 # Kinds of events that only a client with the capability knows.
@@ -242,7 +242,7 @@ def _keep_images(state: Conversation, images: Sequence[Image], *, turns: int = 1
     for image in images:
         state.images[image.id] = turns
     shown = [key for key, had in state.images.items() if had]
-    _drop_images(state, shown[: max(0, len(shown) - MAX_IMAGES)])
+    _drop_images(state, shown[: max(0, len(shown) - MAX_KEPT_IMAGES)])
 
 
 def _age_images(state: Conversation) -> None:

@@ -36,7 +36,6 @@ from conductor.conversation.turns import continued, ended, may_go_on, remembered
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
 from conductor.events import client
 from conductor.images import NONE_TAKEN, Taken
-from conductor.messages import Image
 from conductor.tools.outcomes import (
     ToolOutcome,
     cancelled_outcome,
@@ -155,7 +154,7 @@ def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken:
     stop = view.live.stop
     if stop.draining and not stop.is_suspended:
         return Refuse("rate_limited", "The server restarts.", _RETRY_S)
-    return start(view, event_id, text, lang, images=taken.images)
+    return _start(view, words)
 
 
 def starts_turn(response: Response) -> bool:
@@ -166,10 +165,14 @@ def starts_turn(response: Response) -> bool:
 
 
 def too_late(
-    view: View, event_id: str, event: object, question_id: str, *, taken: Taken = NONE_TAKEN
+    view: View,
+    event_id: str,
+    event: client.TranscriptFinal,
+    question_id: str,
+    *,
+    taken: Taken = NONE_TAKEN,
 ) -> list[r.Record]:
     """Handle words about a question that is closed: they decide nothing, and the model gets no turn."""
-    assert isinstance(event, client.TranscriptFinal)
     if was_handled(view.state, event_id, event):
         return []
     text, cut = event.text.strip(), cut_paused(view)
@@ -181,10 +184,9 @@ def too_late(
     return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 
 
-def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Image, ...] = ()) -> Response:
+def _start(view: View, words: Input) -> Response:
     """Answer a transcript: at once, in place of the running turn, or after it."""
     state, cut = view.state, cut_paused(view)
-    words = Input(event_id=event_id, text=text, lang=lang, images=images)
     # An unanswered question is superseded in every mode.
     replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
     supersedes = state.turn is not None and replaces
@@ -197,7 +199,7 @@ def start(view: View, event_id: str, text: str, lang: str = "", images: tuple[Im
     if (waits or until) and others >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
-    queued = r.InputQueued(event_id=event_id, text=text, lang=lang, until=until, images=images)
+    queued = r.InputQueued(words.event_id, words.text, words.lang, until=until, images=words.images)
     if state.turn is not None and not supersedes:  # the speech of an earlier turn goes on
         return [*pause_over(view), queued]
     records = cut.records

@@ -10,12 +10,13 @@ from conductor.conversation.state import Call, Cause, Input, Notice, Speech, Tur
 from conductor.conversation.view import View, finish, finish_without_result
 from conductor.errors import ErrorCode
 from conductor.events.server import EndReason
+from conductor.images import MAX_IMAGES
 from conductor.messages import AssistantMessage, Image, UserMessage
 from conductor.speech import for_the_ear
 from conductor.tools.outcomes import interrupted_outcome, not_answered
 
-# Halves of a sentence that have more than this together do not go on.
-_MAX_HALF_CHARS, _MAX_HALF_IMAGES = 2_000, 3
+# Halves of a sentence that have more characters, or more images than one transcript, do not go on.
+_MAX_HALF_CHARS = 2_000
 
 
 def remembered(view: View, text: str) -> list[r.Record]:
@@ -76,7 +77,7 @@ def turn_about(view: View, words: Input) -> r.TurnStarted:
 
 def may_go_on(words: Input) -> bool:
     """Return whether words are few enough to wait for more."""
-    return len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= _MAX_HALF_IMAGES
+    return len(words.text) <= _MAX_HALF_CHARS and len(words.images) <= MAX_IMAGES
 
 
 def continued(view: View) -> Input | None:
@@ -232,9 +233,7 @@ def _abandoned(view: View, call: Call, cause: str) -> r.CallFinished:
 
 def is_pending(view: View, speech: Speech) -> bool:
     """Return whether a speech was not spoken to its end, in this process or an earlier one."""
-    is_open = any(
-        event.call_id == speech.id for event in view.state.outbound.values() if event.kind == "speak"
-    )
+    is_open = any(event.call_id == speech.id for event in view.state.outbound.values())
     return is_open and speech.id not in view.live.outbox.finished_speeches
 
 

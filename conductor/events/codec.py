@@ -16,6 +16,7 @@ from conductor.events import client
 from conductor.events.client import ClientEvent
 from conductor.events.envelope import PROTOCOL_VERSION
 from conductor.events.unreadable import read_texts, repaired
+from conductor.images import MAX_IMAGES
 
 # Levels and values of an event: each value becomes an object, many times as large as its text.
 MAX_DEPTH = 32
@@ -38,8 +39,6 @@ _LONG = (client.ToolResultEvent.TYPE, client.TranscriptFinal.TYPE)
 _ILLUSTRATED = (client.ToolResultEvent, client.TranscriptFinal)
 # In place of an image that has not the form of one; it is refused in words where images are read.
 _NO_IMAGE = {"mimeType": "", "data": ""}
-# One more than are taken, so that it is refused; a frame may list hundreds of thousands.
-_MAX_IMAGES = 4
 _FAULTS_OF_VALUES = {
     "invalid_json": "it is not valid JSON",
     "invalid_utf8": "it is not UTF-8",
@@ -289,7 +288,8 @@ def _with_formed_images(payload: dict[str, Any], struct: type[ClientEvent]) -> d
     if struct in _ILLUSTRATED and "images" in payload:
         images = payload["images"]
         given = [] if images is None else images if isinstance(images, list) else [images]
-        looked_at = given[:_MAX_IMAGES]
+        # One more than are taken, so that it is refused; a frame may list hundreds of thousands.
+        looked_at = given[: MAX_IMAGES + 1]
         return {
             **payload,
             "images": [image if _fits(image, client.WirePicture) else _NO_IMAGE for image in looked_at],

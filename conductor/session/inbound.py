@@ -25,7 +25,7 @@ from conductor.events.server import (
     ToolsChanged,
     ToolsListed,
 )
-from conductor.images import MAX_IMAGES, NONE_TAKEN, Taken, from_base64, take
+from conductor.images import NONE_TAKEN, Taken, from_base64, take
 from conductor.session.clients import ResumeAnswer
 from conductor.session.diagnostics import of_dropped_facts, of_ignored, of_images, of_refused_images, of_tools
 from conductor.session.session import Session
@@ -235,7 +235,7 @@ def _taken(session: Session, event_id: str, event: object) -> Taken:
     if "images" not in session.state.profile.capabilities:
         session.clients.diagnose([of_images(event_id)])
         return NONE_TAKEN
-    taken = take([from_base64(image.mime_type, image.data) for image in images[: MAX_IMAGES + 1]])
+    taken = take([from_base64(image.mime_type, image.data) for image in images])
     if taken.refusals:
         session.clients.diagnose([of_refused_images(taken.refusals, event_id)])
     return taken

@@ -547,6 +547,13 @@ ENDS: list[tuple[str, Conversation, Facts, object, list[r.Record]]] = [
     ),
     ("a stop at rest cuts the speech", PAUSED, {}, STOP, [CUT, cut(SAID)]),
     (
+        "a stop at rest while half a sentence waits",
+        paused(fold(HALF, state=SAID)),
+        {},
+        STOP,
+        [CUT, cut(SAID), changed(STARTS, event_id="h1", text="milk and"), STOPPED],
+    ),
+    (
         "a stop in a turn",
         PAUSED_IN_TURN,
         {},

@@ -684,6 +684,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         [r.ContextAdded("e1", AppFact(text="Rain.", key="weather", expires_at=NOW + 1_500, untrusted=True))],
     ),
     (
+        "a fact that is over at once",
+        fold(),
+        {},
+        client.ContextAdd(text="Rain.", ttl_s=0),
+        [r.ContextAdded("e1", AppFact(text="Rain.", expires_at=NOW))],
+    ),
+    (
         "a fact while a turn runs and texts wait",
         fold(STARTED, *(r.NoticeTaken("", Notice(text=f"{number}")) for number in range(MAX_NOTICES))),
         {},
