@@ -35,6 +35,7 @@ from conductor.conversation.state import (
 )
 from conductor.conversation.view import Replay
 from conductor.events import client
+from conductor.images import Taken
 from conductor.messages import Image
 from tests.conversation.build import (
     CARDS,
@@ -832,7 +833,9 @@ def test_a_yes_to_a_closed_question_decides_nothing(state: Conversation, records
     assert too_late(view(state), "e1", JA, "q1") == records
 
 
-# -- speeches that no socket took
+def test_an_image_that_came_with_it_is_kept_after_the_turn() -> None:
+    started, _ = too_late(view(SAID), "e1", JA, "q1", taken=Taken(images=FOUR[:1]))
+    assert started == changed(JA_STARTS, images=FOUR[:1])
 
 
 # -- time limits
