@@ -190,13 +190,13 @@ def _start(view: View, words: Input) -> Response:
     # An unanswered question is superseded in every mode.
     replaces = view.conduct.cancels or bool(state.questions) or cut.ends_turn
     supersedes = state.turn is not None and replaces
-    begun = continued(view) if supersedes else None
+    begun = continued(view)
     half = begun or state.half
     whole = half.continued_by(words) if half is not None else words
     until = _hold_until(view, whole)
     others = len(state.queue) - (state.half is not None)
     waits = view.live.stop.is_suspended or others > 0 or (state.turn is not None and not supersedes)
-    if (waits or until) and others >= view.conduct.max_queue:
+    if others >= view.conduct.max_queue:
         message = f"More than {view.conduct.max_queue} transcripts are waiting."
         return Refuse("rate_limited", message, _RETRY_S)
     queued = r.InputQueued(words.event_id, words.text, words.lang, until=until, images=words.images)
