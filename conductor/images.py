@@ -33,7 +33,8 @@ _MAX_PARTS = 2_000
 class Image(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """An image of a message. Its bytes are beside the log, under its ``id``, until it is ``gone``.
 
-    ``size`` is in bytes, ``width`` and ``height`` are in pixels.
+    ``size`` is in bytes, ``width`` and ``height`` are in pixels. ``refused`` says why an image was not taken:
+    it is gone from the beginning.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     width: int
     height: int
     gone: bool = False
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class Taken:
     images: tuple[Image, ...] = ()
     pictures: tuple[tuple[str, bytes], ...] = ()
     refusals: tuple[str, ...] = ()
+
+    @property
+    def with_refused(self) -> tuple[Image, ...]:
+        """The images, and one in place of each refusal: words have no notes that could tell of it."""
+        refused = (
+            Image(id="", media_type="", size=0, width=0, height=0, gone=True, refused=sentence)
+            for sentence in self.refusals
+        )
+        return (*self.images, *refused)
 
 
 NONE_TAKEN = Taken()

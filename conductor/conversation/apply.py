@@ -240,7 +240,8 @@ def _add_notice(state: Conversation, notice: Notice) -> None:
 def _keep_images(state: Conversation, images: Sequence[Image], *, turns: int = 1) -> None:
     """Keep images that ``turns`` turns have had; one that waits for its turn is at 0."""
     for image in images:
-        state.images[image.id] = turns
+        if not image.gone:
+            state.images[image.id] = turns
     shown = [key for key, had in state.images.items() if had]
     _drop_images(state, shown[: max(0, len(shown) - MAX_KEPT_IMAGES)])
 

@@ -144,10 +144,11 @@ _BRACKETED = re.compile(
 
 def _transcript(view: View, event_id: str, event: client.TranscriptFinal, taken: Taken) -> Response:
     text, lang = event.text.strip(), event.lang or ""
+    images = taken.with_refused  # a bad picture takes nothing from the words
     # Somebody who shows something does more than listen.
-    if not taken.images and (listened := backchannel(view, event_id, text, lang)):
+    if not images and (listened := backchannel(view, event_id, text, lang)):
         return listened
-    words = Input(event_id=event_id, text=text, lang=lang, images=taken.images)
+    words = Input(event_id=event_id, text=text, lang=lang, images=images)
     answer = consent.answer(view, words)
     if answer is not None:
         return [*cut_paused(view).records, *answer] if isinstance(answer, list) else answer
@@ -179,7 +180,7 @@ def too_late(
     if view.state.turn is not None:
         unclear = r.AnswerUnclear(question_id=question_id, event_id=event_id, text=text, counts=False)
         return [*cut.records, unclear]
-    words = Input(event_id=event_id, text=text, lang=event.lang or "", images=taken.images)
+    words = Input(event_id=event_id, text=text, lang=event.lang or "", images=taken.with_refused)
     started = turn_about(view, words)
     return [*cut.records, started, r.TurnEnded(reason="interrupted", follows=view.follows)]
 

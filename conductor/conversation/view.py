@@ -263,9 +263,10 @@ def finish(
     unknown: UnknownCall | None = None,
 ) -> CallFinished:
     """Make the record of a call's result."""
-    notes = (*call.notes, shown_with_answer(len(call.shown))) if call.shown else call.notes
+    shown = tuple(image for image in call.shown if not image.refused)
+    notes = (*call.notes, *shown_with_answer(len(shown), [i.refused for i in call.shown if i.refused]))
     outcome, ran = with_timing(outcome, 0.0, notes), bool(call.started_at)
-    outcome = replace(outcome, images=(*call.shown, *outcome.images))
+    outcome = replace(outcome, images=(*shown, *outcome.images))
     facts = outcome.metadata
     return CallFinished(
         result=view.gate.result(call, outcome),

@@ -207,7 +207,7 @@ class TranscriptFinal(FromClient, frozen=True, omit_defaults=True):
     images: Annotated[
         list[WirePicture],
         doc(
-            "Images that the words are about, at most 3. A refused one refuses the transcript.",
+            "Images that the words are about, at most 3. Of a refused one the model reads why.",
             needs="images",
         ),
     ] = []

@@ -18,6 +18,7 @@ from conductor.messages import Illustrated, Image, ToolResult, UserMessage
 from tests.conversation.build import NOW, STARTED, device, finished, fold, question, replied, result, view
 
 A, B, C = (Image(id=key, media_type="image/png", size=9, width=750, height=2) for key in "abc")
+REFUSED = Image(id="", media_type="", size=0, width=0, height=0, gone=True, refused="Too large.")
 NINE = tuple(replace(A, id=f"n{number}") for number in range(9))
 ANSWERED = r.TurnEnded(reason="answered")
 INTERRUPTED = r.TurnEnded(reason="interrupted")
@@ -116,6 +117,8 @@ ROWS: list[tuple[str, list[r.Record], dict[str, int], list[str], list[str]]] = [
         [],
     ),
     ("an answer to a call that is over", [*ASKED, finished(), allowed(B)], {}, [], []),
+    ("a refused one is not kept", [turn("words-1", A, REFUSED)], {"a": 1}, [""], []),
+    ("an answer with a refused one", [*ASKED, allowed(REFUSED)], {}, [], []),
     (
         "more than a session keeps: the oldest goes",
         [turn("words-1", A), *snapped(*NINE)],
@@ -158,6 +161,8 @@ def test_words_and_results_bring_their_images() -> None:
     assert receive(view(PAUSED), "e1", client.TranscriptFinal("mhm")) == [
         r.PauseEnded(resumes=True, event_id="e1", text="mhm", name="s")
     ]
+    refused = receive(view(PAUSED), "e1", client.TranscriptFinal("mhm"), Taken(refusals=("Too large.",)))
+    assert isinstance(refused, list) and list(r.images(refused)) == [REFUSED]
     waiting = receive(view(fold(STARTED, ANSWERED, turn("e0"))), "e1", client.TranscriptFinal("look"), taken)
     assert isinstance(waiting, list) and list(r.images(waiting)) == [A]
 
@@ -170,6 +175,7 @@ TOKENS = [
     ("by its pixels, as Claude counts", replace(A, width=1_500, height=1_000), 2_000),
     ("a small one", replace(A, width=1, height=1), 1),
     ("a large one, which services scale down", replace(A, width=3_900, height=4_000), 3_300),
+    ("a refused one: a line of text", REFUSED, 20),
     ("a line of text in its place", replace(A, width=1_500, height=1_000, gone=True), 20),
 ]
 

@@ -271,7 +271,9 @@ def _answer(call: ToolCall, result: ToolResult) -> str:
 
 
 def _unseen(images: Sequence[Image]) -> str:
-    """Say that there is an image which the demo does not see."""
+    """Say that there is an image which the demo does not see, or why one was refused."""
+    if refused := next((image.refused for image in images if image.refused), None):
+        return f"I got no picture. {refused}"
     first = images[0]
     size = f"{first.width} by {first.height} pixels, {max(1, round(first.size / 1_024))} kilobytes"
     what = f"a picture ({size})" if len(images) == 1 else f"{len(images)} pictures, the first of {size}"

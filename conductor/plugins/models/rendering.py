@@ -74,6 +74,8 @@ def user_text(item: Message, images: Mapping[str, bytes] | None) -> str:
 
 
 def _line(image: Image, images: Mapping[str, bytes] | None) -> str:
+    if image.refused:
+        return f"[an image that was refused: {image.refused}]"
     why = "an image that is no longer shown"
     if images is None and not image.gone:
         why = "an image that this model cannot see"

@@ -141,12 +141,13 @@ async def test_a_reconnect_with_images_of_another_form_starts(claude: AnthropicS
     assert read["data"] == "a photo"
 
 
+@pytest.mark.parametrize("capabilities", [("images",), ()], ids=["with images", "without"])
 @pytest.mark.parametrize("images", OTHER_FORMS.values(), ids=OTHER_FORMS)
-async def test_words_count_beside_images_of_an_app_without_the_capability(
-    claude: AnthropicService, images: Any
+async def test_words_count_whatever_their_images_are(
+    claude: AnthropicService, images: Any, capabilities: tuple[str, ...]
 ) -> None:
     claude.replies.append(Reply(text="Hello."))
-    async with talking(claude, tools=[SNAP]) as phone:
+    async with talking(claude, *capabilities, tools=[SNAP]) as phone:
         phone.send("user.audio.transcript.final", {"text": "hi there", "images": images})
         await phone.until("assistant.speech.final", text="Hello.")
         assert not phone.errors()
@@ -192,24 +193,55 @@ async def test_a_backchannel_with_an_image_is_no_backchannel(claude: AnthropicSe
     assert images_of(claude.requests[-1]) == [("image/png", PICTURE)]
 
 
-async def test_a_fourth_image_of_a_transcript_is_refused_in_words(claude: AnthropicService) -> None:
+async def test_of_four_images_of_a_transcript_three_are_shown(claude: AnthropicService) -> None:
+    claude.replies.append(Reply(text="Three cats."))
+    pictures = [png(seed=number) for number in range(4)]
     async with talking(claude, "images") as phone:
-        since = len(phone.log)
-        phone.say("what are these?", images=[on_the_wire(PICTURE)] * 4)
-        await phone.until("state idle", since=since)
-        (error,) = phone.errors()
-    assert (error["code"], error["message"]) == ("invalid_transcript", "There are more than 3 images.")
-    assert not claude.requests
+        phone.say("what are these?", images=[on_the_wire(picture) for picture in pictures])
+        await phone.until("assistant.speech.final", text="Three cats.")
+        assert not phone.errors()
+    assert [data for _, data in images_of(claude.requests[0])] == pictures[:3]
+    assert "[an image that was refused: There are more than 3 images.]" in json.dumps(claude.requests[0])
 
 
-async def test_a_transcript_with_a_bad_image_is_refused_in_words(claude: AnthropicService) -> None:
-    async with talking(claude, "images") as phone:
-        since = len(phone.log)
-        phone.say("what is this?", images=[on_the_wire(png(4_000, 4_000))])
-        await phone.until("state idle", since=since)
-        (error,) = phone.errors()
-    assert error["code"] == "invalid_transcript" and "4,000 x 4,000 pixels" in error["message"]
-    assert not claude.requests
+@pytest.mark.parametrize(("image", "why"), BAD.values(), ids=BAD)
+async def test_words_count_beside_an_image_that_is_refused(
+    claude: AnthropicService, image: dict[str, str], why: str
+) -> None:
+    claude.replies.append(Reply(text="A cat, and something else."))
+    async with talking(claude, "images", "diagnostics") as phone:
+        phone.say("what are these?", images=[image, on_the_wire(PICTURE)])
+        await phone.until("assistant.speech.final")
+        (told,) = phone.events("diagnostic")
+        assert not phone.errors()
+    assert told["payload"]["code"] == "refused_image" and why in told["payload"]["message"]
+    assert images_of(claude.requests[0]) == [("image/png", PICTURE)]
+    read = json.dumps(claude.requests[0])
+    assert "what are these?" in read and f"[an image that was refused: {told['payload']['message']}]" in read
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["a card", "a spoken question"])
+@pytest.mark.parametrize("answer", ["yes", "no"])
+async def test_an_answer_counts_beside_an_image_that_is_refused(
+    claude: AnthropicService, answer: str, card: bool
+) -> None:
+    claude.replies += [Reply(calls=(call("move_file"),)), Reply(text="I see.")]
+    capabilities = ("images", "approval") if card else ("images",)
+    async with talking(claude, *capabilities, device=DEVICE, heard_window=0.0) as phone:
+        phone.say("move it")
+        if card:
+            asked = await phone.until("approval.request")
+            phone.send("approval.shown", {"approvalId": asked["payload"]["approvalId"]})
+        else:
+            await phone.until("state idle", since=await phone.until("tts.speak"))
+        phone.say(answer, images=[on_the_wire(b"<svg/>")])
+        await phone.until("assistant.speech.final", text="I see.")
+        assert (
+            phone.runs == ([("move_file", {"path": "a"})] if answer == "yes" else []) and not phone.errors()
+        )
+    (read,) = results_of(claude.requests[-1])
+    assert "was refused: An image is called image/png" in str(read["metadata"]["notes"])
+    assert images_of(claude.requests[-1]) == []
 
 
 async def test_a_fourth_image_is_refused_and_three_are_shown(claude: AnthropicService) -> None:
