@@ -204,7 +204,7 @@ def _start(view: View, words: Input) -> Response:
     if state.turn is not None and not supersedes:  # the speech of an earlier turn goes on
         return [*pause_over(view), queued]
     records = cut.records
-    if supersedes or (view.conduct.cancels and not waits):
+    if supersedes or view.conduct.cancels:
         records = [*records, *withdrawn_speeches(view)]
     if supersedes:
         end = ended(view, "interrupted", heard_prefix=cut.heard_prefix, follow=True)

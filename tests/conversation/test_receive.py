@@ -464,6 +464,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         HI,
         [r.SpeechCut(speech(SAID), HEARD_NOTHING), STARTS],
     ),
+    (
+        "words before a speech is sent, for another process: it would say an outdated speech",
+        SAID,
+        {**NOTHING_SENT, **FOR_ANOTHER},
+        HI,
+        [r.SpeechCut(speech(SAID), HEARD_NOTHING), WAITS],
+    ),
     ("words before a speech is sent, in the queue's mode", SAID, {**QUEUE, **NOTHING_SENT}, HI, [STARTS]),
     (
         "words over a turn whose speech is not sent",
