@@ -118,7 +118,10 @@ def _unclear(
 
 
 def _answer_cards(view: View, said: Input, answer: Answer) -> list[r.Record] | None:
-    """Count a yes for a single card that was visible before the person spoke, a no for all cards."""
+    """Count a yes for a single card that was visible before the person spoke, a no for all cards.
+
+    The cards stand while the person only listens, or asks for time.
+    """
     cards = list(view.state.questions.values())
     if answer.kind in ("allow", "yes"):
         visible_at = view.live.cards.visible.get(cards[0].id)
@@ -127,6 +130,9 @@ def _answer_cards(view: View, said: Input, answer: Answer) -> list[r.Record] | N
             if view.live.speech.utterance_began >= since + view.conduct.window_ms:
                 return _allowed(view, cards[0], answer, said)
         return [_unclear(cards[0], said)]
+    is_listening = answer.kind == "unclear" and not said.images
+    if answer.kind == "wait" or (is_listening and view.gate.is_backchannel(said.text, said.lang)):
+        return [_unclear(cards[0], said, waits=answer.kind == "wait")]
     if answer.kind != "deny":
         return None
     records: list[r.Record] = []

@@ -307,7 +307,10 @@ WORDS: list[tuple[str, Conversation, str, Facts, Response | None]] = [
         [*NO, r.QuestionDecided(question_id="q2", call_id="c2", outcome="denied"), denied_call("c2")],
     ),
     ("an unclear answer to a card", CARD, "hm", VISIBLE, None),
-    ("a wish for time before a card", CARD, "wait", VISIBLE, None),
+    ("a sound of listening before a card", CARD, "mhm", VISIBLE, [unclear("mhm", False)]),
+    ("a sound of listening before a card that is not seen", CARD, "mhm", {}, [unclear("mhm", False)]),
+    ("a sound of listening before two cards", TWO_CARDS, "mhm", VISIBLE, [unclear("mhm", False)]),
+    ("a wish for time before a card", CARD, "wait", VISIBLE, [unclear("wait", False, waits=True)]),
     ("another request before a card", CARD, "what time is it?", VISIBLE, None),
 ]
 
@@ -380,6 +383,7 @@ def showing(*records: r.Record) -> list[r.Record]:
         pytest.param(HEARD, "no", showing(*NO), id="a no: in its result"),
         pytest.param(CARD, "no", showing(*NO), id="a no to a card"),
         pytest.param(HEARD, "hm", showing(unclear("hm", True), again(2)), id="an unclear answer"),
+        pytest.param(CARD, "mhm", None, id="more than listening to a card"),
         pytest.param(HEARD, "what time is it?", None, id="another request, which has its own turn"),
     ],
 )

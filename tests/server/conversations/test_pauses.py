@@ -172,6 +172,31 @@ async def test_a_yes_to_a_visible_card_counts_over_a_speech(claude: AnthropicSer
         assert phone.events("audio.output.resume") == []
 
 
+@pytest.mark.parametrize("pauses", [True, False], ids=["over a speech", "in silence"])
+@pytest.mark.parametrize("words", ["Mhm.", "okay", "hmm, let me think"])
+async def test_a_card_stands_while_the_person_only_listens_or_thinks(
+    claude: AnthropicService, words: str, pauses: bool
+) -> None:
+    claude.replies += [Reply(text="I will move the file.", calls=(call("move_file"),)), Reply(text="Moved.")]
+    async with app(claude, "approval", "segments") as phone:
+        phone.say("move it")
+        card = await phone.until("approval.request")
+        phone.send("approval.shown", {"approvalId": card["payload"]["approvalId"]})
+        (spoken,) = phone.events("tts.speak")
+        since = len(phone.log)
+        if pauses:
+            since = await paused(phone, spoken["payload"]["callId"], spokenText="I will")
+        said = phone.say(words)
+        await phone.until("append user", since=since)
+        await phone.until("state idle", since=since)
+        assert phone.events("approval.resolved") == phone.events("audio.output.resume") == []
+        phone.decide_card(card, "allow")
+        ended = await phone.until("turn.ended", since=since, eventId=said)
+        assert phone.runs == [("move_file", {"path": "a"})] and ended["payload"]["reason"] == "answered"
+        assert len(phone.finals()) == 2 and len(phone.events("approval.request")) == 1
+    assert words not in heard_by_model(claude)
+
+
 async def test_a_yes_over_a_spoken_question_has_it_asked_again_and_never_resumes_it(
     claude: AnthropicService,
 ) -> None:
