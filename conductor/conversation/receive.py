@@ -244,11 +244,8 @@ def _report(
         return [r.JobAccepted(replace(late, expires_at=now + view.conduct.job_ms, job=True))]
     if isinstance(event, client.ToolCancelled) and event.effect == "none" and late.effect == "read":
         return []  # the model knows already that it was cancelled
-    closed = Call(
-        id=late.call_id, name=late.name, source="device", effect=late.effect, untrusted=late.untrusted
-    )
     outcome = with_images(_outcome(event, late.effect, view.seconds_since(late.started_at)), taken)
-    result = finish(view, closed, outcome).result
+    result = finish(view, Call(id=late.call_id, name=late.name), outcome).result
     starts_turn = late.job or (late.starts_turn and state.turn is None)
     expires_at = now + view.conduct.notice_ms if starts_turn else 0
     note = late_result(late.name, late.arguments, result.content)

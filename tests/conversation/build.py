@@ -25,7 +25,10 @@ CLAIM = "token.1:claim"
 
 
 class Gate(CallGate):
-    """Tools of few words: "yes", "no" and "hm" are answers, "mhm" is none, and nothing is forbidden."""
+    """Tools of few words: "yes", "no" and "hm" are answers, "mhm" is none, and nothing is forbidden.
+
+    In German "ja" is a backchannel, and "und" ends half a sentence.
+    """
 
     def __init__(self, remembered: str = "", *, forbids: bool = False, speaks: bool = True) -> None:
         self.remembered, self.forbids, self.speaks = remembered, forbids, speaks
@@ -35,10 +38,10 @@ class Gate(CallGate):
         return Answer(kinds.get(utterance, "other"), "once", utterance)
 
     def is_backchannel(self, words: str, lang: str) -> bool:
-        return words in ("mhm", "yes")
+        return words in ("mhm", "yes", *(["ja"] if lang == "de" else []))
 
     def is_unfinished(self, words: str, lang: str) -> bool:
-        return words.endswith(" and")
+        return words.endswith(" und" if lang == "de" else " and")
 
     def language_of(self, lang: str) -> str:
         return "en"
@@ -66,10 +69,11 @@ class Gate(CallGate):
         return question.tool in grants
 
     def result(self, call: Call, outcome: ToolOutcome) -> ToolResult:
-        return result(call.id, outcome.error_type, *outcome.metadata.notes, untrusted=call.untrusted)
+        read = result(call.id, outcome.error_type, *outcome.metadata.notes, untrusted=call.untrusted)
+        return msgspec.structs.replace(read, images=outcome.images)
 
     def memories(self, words: str) -> str:
-        return self.remembered
+        return self.remembered.replace("WORDS", words)
 
 
 def result(call_id: str = "c1", error_type: str = "none", *notes: str, untrusted: bool = False) -> ToolResult:

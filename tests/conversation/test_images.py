@@ -12,6 +12,7 @@ from conductor.conversation import records as r
 from conductor.conversation.history import estimate_tokens
 from conductor.conversation.receive import receive
 from conductor.conversation.state import Conversation, Notice
+from conductor.conversation.view import late_call
 from conductor.events import client
 from conductor.images import Taken
 from conductor.messages import Illustrated, Image, ToolResult, UserMessage
@@ -152,7 +153,17 @@ PAUSED = fold(
 )
 
 
-def test_words_and_results_bring_their_images() -> None:
+CALLED = fold(STARTED, replied(device()))
+CLOSED = fold(finished("c1", "unknown", late=late_call(device(), NOW + 9_000)), ANSWERED, state=CALLED)
+
+
+@pytest.mark.parametrize("state", [CALLED, CLOSED], ids=["in time", "late"])
+def test_results_bring_their_images(state: Conversation) -> None:
+    records = receive(view(state), "e1", client.ToolResultEvent("c1", "four"), Taken((A,), (("a", b"a"),)))
+    assert isinstance(records, list) and list(r.images(records)) == [A]
+
+
+def test_words_bring_their_images() -> None:
     taken = Taken((A,), (("a", b"a"),))
     started = receive(view(Conversation()), "e1", client.TranscriptFinal("look"), taken)
     assert isinstance(started, list) and list(r.images(started)) == [A]

@@ -245,6 +245,13 @@ WORDS: list[tuple[str, Conversation, Facts, object, Response]] = [
         YES,
         [changed(GOES_ON, text="yes")],
     ),
+    (
+        "a backchannel in another language",
+        PAUSED,
+        {},
+        client.TranscriptFinal("ja", "de"),
+        [changed(GOES_ON, text="ja")],
+    ),
     ("a backchannel in a turn", PAUSED_IN_TURN, {}, MHM, [GOES_ON]),
     ("a backchannel over a reply that is being written", PAUSED_SEGMENTS, {}, MHM, [GOES_ON]),
     ("a backchannel in the queue's mode", PAUSED, QUEUE, MHM, [GOES_ON]),

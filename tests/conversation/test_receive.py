@@ -284,6 +284,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
     ),
     ("a whole sentence", LISTENING, HOLDS, HI, [STARTS]),
     (
+        "half a sentence in another language",
+        LISTENING,
+        HOLDS,
+        client.TranscriptFinal("Milch und", "de"),
+        [changed(WAITS_FOR_MORE, text="Milch und", lang="de")],
+    ),
+    (
         "half a sentence over a turn",
         fold(STARTED, state=LISTENING),
         HOLDS,
@@ -326,6 +333,17 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         {**HOLDS, **OWLS},
         HI,
         [OTHER_HALF, REMEMBERED, changed(STARTS, text="milk and hi")],
+    ),
+    (
+        "the other half, of a person of whom a memory fits to the whole",
+        HALF_SAID,
+        {**HOLDS, "memories": "Said: WORDS."},
+        HI,
+        [
+            OTHER_HALF,
+            r.NoticeTaken("", Notice(text="Said: milk and hi.", untrusted=True, late=True)),
+            changed(STARTS, text="milk and hi"),
+        ],
     ),
     ("the other half, for another process", HALF_SAID, {**HOLDS, **FOR_ANOTHER}, HI, [OTHER_HALF]),
     (
