@@ -90,6 +90,7 @@ class MetricsEndpoint:
         is_invalid = services.policy_file is not None and bool(services.policy_file.problem)
         for name, meaning, value in (
             ("uptime_seconds", "Seconds since the server started.", time.monotonic() - _STARTED),
+            ("ready", "1 if /readyz answers 200.", self._listener.lack() is None),
             ("sessions", "Loaded sessions.", len(self._listener.registry)),
             ("connections", "Open WebSocket connections.", self._listener.connections),
             ("mcp_connections", "Open WebSockets of MCP clients.", self._listener.connections_at(MCP_PATH)),

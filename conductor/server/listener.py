@@ -99,6 +99,12 @@ class Listener:
         """Return the number of programs' WebSockets at a path."""
         return sum(of == path for of in self._program_sockets.values())
 
+    def lack(self) -> str | None:
+        """Return why the server is not ready, in a clause; None if it is."""
+        if not self.ready.is_set():
+            return "it is starting or stopping"
+        return None if self._store_available() else "the session store cannot be used"
+
     async def start(self, host: str, port: int, *, ready: bool = True) -> None:
         """Listen; a name may have several addresses. Raises `SettingsError` if it cannot be bound.
 
@@ -284,11 +290,11 @@ class Listener:
         if path == "/healthz":
             return text_response(http.HTTPStatus.OK, "ok\n")
         if path == "/readyz":
-            if self.ready.is_set() and self._store_available():
+            if (lack := self.lack()) is None:
                 invalid = self.services.policy_file is not None and self.services.policy_file.problem
                 note = ", but the rules file is not valid: the earlier rules hold" if invalid else ""
                 return text_response(http.HTTPStatus.OK, f"ready{note}\n")
-            return text_response(http.HTTPStatus.SERVICE_UNAVAILABLE, "not ready\n")
+            return text_response(http.HTTPStatus.SERVICE_UNAVAILABLE, f"not ready: {lack}\n")
         if path != PATH and path not in self.sockets:
             return text_response(http.HTTPStatus.NOT_FOUND, f"Connect a WebSocket to {PATH}.\n")
         decision = await self.access.decide(request, peer)

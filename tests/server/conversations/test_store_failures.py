@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -44,6 +45,8 @@ from tests.system.stores.test_redis_faults import Proxy
 BUSY_S = 0.1
 """How long the stores here wait for a lock, or try again, before they say that they are away."""
 
+OPERATOR = "the-operators-own-token"
+
 ROOM = 16_384
 """Bytes that a file may have where the disk is full: fewer than the store's already has."""
 
@@ -61,7 +64,9 @@ async def serving(
     """Run a server with this store."""
     watched = HealthCheckedStore(store, 0.02)
     provider = ScriptedProvider(replies)
-    settings = load_settings(None, interruption_mode=mode, port=0, device_tools_file=IOS_CATALOG)
+    settings = load_settings(
+        None, interruption_mode=mode, port=0, device_tools_file=IOS_CATALOG, admin_token=OPERATOR
+    )
     services = make_services(settings, provider)
     limits = {"turns_per_minute": 1e6, **limits}
     services = replace(
@@ -198,6 +203,25 @@ async def test_a_failing_file_gives_an_apology_and_the_next_turn_works(
         since = len(phone.log)
         await phone.ask("two")
         assert phone.finals(since) == ["You said one, two."]
+
+
+async def test_the_readiness_check_and_the_metrics_name_a_store_that_is_away(path: Path) -> None:
+    async def told() -> tuple[str, str]:
+        port = served.listener.port
+        (_, check), (_, metrics) = [
+            await http(port, get(path, f"Authorization: Bearer {OPERATOR}"))
+            for path in ("/readyz", "/metrics")
+        ]
+        (value,) = re.findall(r"^conductor_ready (.*)$", metrics, re.MULTILINE)
+        return check.rpartition("\r\n\r\n")[2], value
+
+    async with serving(SqliteStore(path, busy_timeout=BUSY_S)) as served, served.phone() as phone:
+        assert await told() == ("ready\n", "1.0")
+        with locked(path):
+            await refused(phone, "lost")
+            assert await told() == ("not ready: the session store cannot be used\n", "0.0")
+        await becomes(served, 200)
+        assert await told() == ("ready\n", "1.0")
 
 
 async def test_a_new_client_is_told_and_may_try_again(path: Path) -> None:
