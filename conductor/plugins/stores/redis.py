@@ -348,10 +348,25 @@ async def _warnings(redis: Redis) -> list[str]:
         return []
     warnings = []
     if info.get("aof_enabled") == 0:
-        warnings.append("appendonly is off: a restart loses unsaved commits")
+        warnings.append("appendonly is off: a restart of Redis loses commits; set it to yes")
     if info.get("maxmemory") and info.get("maxmemory_policy") != "noeviction":
-        warnings.append(f"maxmemory-policy is {info.get('maxmemory_policy')}: sessions may be evicted")
+        policy = info.get("maxmemory_policy")
+        warnings.append(f"maxmemory-policy is {policy}: sessions may be evicted; set it to noeviction")
     return warnings
+
+
+_WRONG_PASSWORD = "the address has no password, or a wrong one"
+# By the error codes of Redis.
+_MEANINGS = {
+    "NOAUTH": _WRONG_PASSWORD,
+    "WRONGPASS": _WRONG_PASSWORD,
+    "NOPERM": "its user lacks a permission",
+    "OOM": "its memory is full",
+    "READONLY": "it is a replica, which takes no writes",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write",
+    "MISCONF": "it cannot save to its disk",
+    "LOADING": "it is still loading its data",
+}
 
 
 def _reason(error: BaseException) -> str:
@@ -364,7 +379,12 @@ def _reason(error: BaseException) -> str:
         case MasterNotFoundError():
             return "its Sentinels name no primary that is up"
         case exceptions.AuthenticationError() | exceptions.ResponseError():
-            return f"it answered {error.status_code or str(error).partition(' ')[0]}"
+            code = error.status_code or str(error).partition(" ")[0]
+            if "unauthenticated" in str(error):  # of a long command, where a short one gets NOAUTH
+                code = "NOAUTH"
+            return f"{_MEANINGS[code]} ({code})" if code in _MEANINGS else f"it answered {code}"
+        case exceptions.ConnectionError() if isinstance(error.__cause__, ConnectionResetError):
+            return "the connection was closed"
     return str(error).rstrip(".") or "the connection was closed"
 
 

@@ -108,7 +108,7 @@ async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServ
 
     good, warned = await run_checks(session_store_url=url)
     assert good.startswith(f"ok    sessions: redis://127.0.0.1:{server.port}/0; writes took ")
-    assert warned == "warn  sessions: appendonly is off: a restart loses unsaved commits."
+    assert warned == "warn  sessions: appendonly is off: a restart of Redis loses commits; set it to yes."
     ask("CONFIG", "SET", "appendonly", "yes")
     assert len(await run_checks(session_store_url=url)) == 1
 

@@ -23,6 +23,8 @@ from tests.system.stores.conftest import StoreMaker
 PASSWORD = "s3cret/p@ss:{word}"
 CODED = "s3cret%2Fp%40ss%3A%7Bword%7D"
 
+WRONG_PASSWORD = "the address has no password, or a wrong one"
+
 Connect: TypeAlias = Callable[[str], RedisStore]
 
 
@@ -60,9 +62,36 @@ async def test_a_wrong_password_is_reported_in_one_sentence(
     address = f"redis://127.0.0.1:{locked.port}"
     with pytest.raises(SettingsError) as caught:
         await store.open()
-    assert str(caught.value).endswith(f"names {address}, which cannot be used: it answered {code}.")
-    with pytest.raises(StoreUnavailable, match=f"cannot be used: it answered {code}"):
+    assert str(caught.value).endswith(f"names {address}, which cannot be used: {WRONG_PASSWORD} ({code}).")
+    with pytest.raises(StoreUnavailable, match=f"cannot be used: {WRONG_PASSWORD} .{code}"):
         await store.claim(KEY)
+
+
+async def test_a_missing_password_is_named_for_long_commands_too(tmp_path: Path, connect: Connect) -> None:
+    with RedisServer(tmp_path, "--save", "").running() as server:
+        claim = await connect(server.url).claim(KEY)
+        server.ask("CONFIG", "SET", "requirepass", PASSWORD)
+        store = connect(server.url)  # its connections are new
+        for commit in (b"short", bytes(100_000)):
+            with pytest.raises(StoreUnavailable, match=f"cannot be used: {WRONG_PASSWORD} .NOAUTH"):
+                await store.append(claim, "c-1", commit)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "meaning"),
+    [
+        ("maxmemory", "1", "its memory is full .OOM"),
+        ("min-replicas-to-write", "1", "it has fewer replicas than its min-replicas-to-write .NOREPLICAS"),
+        ("replicaof", "127.0.0.1 1", "it is a replica, which takes no writes .READONLY"),
+    ],
+)
+async def test_what_keeps_a_server_from_writing_is_said_in_words(
+    tmp_path: Path, connect: Connect, setting: str, value: str, meaning: str
+) -> None:
+    with RedisServer(tmp_path, "--save", "", f"--{setting}", *value.split()).running() as server:
+        store = connect(server.url)
+        with pytest.raises(StoreUnavailable, match=f"cannot be used: {meaning}"):
+            await store.claim(KEY)
 
 
 async def test_the_password_is_in_no_error_and_no_log(locked: RedisServer, connect: Connect) -> None:

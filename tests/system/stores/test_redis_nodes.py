@@ -87,7 +87,7 @@ async def test_passwords_of_the_servers_and_of_the_sentinel_are_used(
         await filled(store)
         assert await commits(store) == [FIRST]
         for url, reason in (
-            (right.replace(CODED, "wr0ng"), "it answered WRONGPASS"),
+            (right.replace(CODED, "wr0ng"), "the address has no password, or a wrong one"),
             (right.replace(SENTINEL_PASSWORD, "wr0ng"), "its Sentinels name no primary"),
         ):
             with pytest.raises(SettingsError, match=f"cannot be used: {reason}") as caught:
