@@ -31,7 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parent.parent
 IOS_CATALOG = ROOT / "conductor" / "catalogs" / "ios.json"
 
-pytest_plugins = ["tests.serving"]
+pytest_plugins = ["tests.leftovers", "tests.serving"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
-from tests.services.redis_server import free_port
+from tests.services.ports import free_port
 
 SERVER_CORE = "0"
 LOAD_CORE = "1"

@@ -30,7 +30,7 @@ from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.stores.base import SessionKey
 from tests.models import AnthropicService, BenchPersona
 from tests.server.receiver import Receiver, receiving
-from tests.services.redis_server import free_port
+from tests.services.ports import free_port
 
 PEOPLE, VISITS, TURNS = 6, 2, 3
 """A session has few commits: a snapshot would hide its first events."""

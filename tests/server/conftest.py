@@ -32,10 +32,9 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="module")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     """Run one server for all tests of a module."""
-    server = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "", "--appendonly", "no")
-    server.start()
-    yield server
-    server.kill()
+    folder = tmp_path_factory.mktemp("redis")
+    with RedisServer(folder, "--save", "", "--appendonly", "no").running() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "redis"])

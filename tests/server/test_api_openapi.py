@@ -14,6 +14,7 @@ from conductor.plugins.api.openapi import openapi_of
 from conductor.plugins.api.routes import ROUTES
 from tests.conftest import ROOT
 from tests.server.api import KEYS, backend
+from tests.stand_ins.programs import launched
 from tests.system.clients.programs import STARTING, missing
 
 TOOLS = ROOT / "build" / "openapi" / "venv" / "bin"
@@ -23,10 +24,9 @@ async def run(*command: str | Path, folder: Path) -> str:
     """Run a program of the venv; its test is skipped without it."""
     if not (TOOLS / "openapi-python-client").exists():
         missing("openapi-python-client")
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), STARTING)
+    pipe, same = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    async with launched(*command, cwd=folder, stdout=pipe, stderr=same) as process:
+        output, _ = await asyncio.wait_for(process.communicate(), STARTING)
     assert process.returncode == 0, output.decode()
     return output.decode()
 

@@ -14,6 +14,7 @@ from tests.server.api import KEYS, backend
 from tests.server.nodes import move
 from tests.server.test_api_actions import cards
 from tests.server.wires import WAIT
+from tests.stand_ins.programs import launched
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -27,10 +28,9 @@ def commands() -> list[str]:
 async def run(command: str, port: int, **names: str) -> Any:
     """Run a command; returns its answer."""
     command, pipe = command.replace("127.0.0.1:8080", f"127.0.0.1:{port}"), asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_shell(
-        command, stdout=pipe, stderr=pipe, env=environment(KEY=KEYS["all"], **names)
-    )
-    output, errors = await asyncio.wait_for(process.communicate(), WAIT)
+    variables = environment(KEY=KEYS["all"], **names)
+    async with launched("sh", "-c", command, stdout=pipe, stderr=pipe, env=variables) as process:
+        output, errors = await asyncio.wait_for(process.communicate(), WAIT)
     assert process.returncode == 0, (command, errors.decode())
     return json.loads(output)
 

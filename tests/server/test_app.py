@@ -33,6 +33,7 @@ from tests.app import App
 from tests.models import ScriptedProvider
 from tests.server.test_cli import START, Announced, server
 from tests.server.wires import WAIT
+from tests.services.ports import free_port
 
 
 class Watched:
@@ -318,12 +319,13 @@ def test_a_budget_of_money_needs_prices(tmp_path: Path) -> None:
 
 
 async def test_a_server_answers_during_its_block_and_frees_its_port() -> None:
-    provider = Watched()
-    async with running(settings(), make_services(settings(), provider)) as listener:
-        async with App(f"ws://127.0.0.1:{listener.port}/ws") as phone:
+    provider, port = Watched(), free_port()
+    values = settings().model_copy(update={"port": port})
+    async with running(values, make_services(values, provider)) as listener:
+        assert listener.port == port
+        async with App(f"ws://127.0.0.1:{port}/ws") as phone:
             await phone.ask("hi")
             assert phone.finals() == ["Hi."]
-        port = listener.port
         await asyncio.wait_for(provider.started.wait(), WAIT)
     assert provider.closed
     with socket.create_server(("127.0.0.1", port)):
@@ -373,9 +375,7 @@ async def test_an_unusable_store_is_reported_before_the_port_opens(tmp_path: Pat
     ):
         with sqlite3.connect(file) as database:
             database.execute("BEGIN EXCLUSIVE")
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
+            port = free_port()
             loaded = settings(**values).model_copy(update={"port": port})
             with pytest.raises(SettingsError, match=sentence):
                 async with running(loaded, make_services(loaded, Watched())):
@@ -539,7 +539,7 @@ async def test_loaded_objects_are_exempt_from_garbage_collection_once_the_model_
     provider = ScriptedProvider([])
     settings = load_settings(None, port=0)
     async with running(settings, make_services(settings, provider), warm.set):
-        await asyncio.wait_for(warm.wait(), 5)
+        await asyncio.wait_for(warm.wait(), START)
     thresholds = gc.get_threshold()
     try:
         settle_memory()

@@ -27,6 +27,7 @@ from tests.app import App
 from tests.conftest import IOS_CATALOG, ROOT, Main, environment
 from tests.models import Call, OpenAIService, Reply
 from tests.serving import serving
+from tests.stand_ins.programs import launched
 
 START = 60.0
 """How long a process may take to start or end, in seconds: the machine may be busy with others."""
@@ -40,24 +41,16 @@ async def process(
     """Run ``python -m conductor``, and stop it in every case. FILES limits its descriptors."""
     files = values.pop("FILES", None)
     limited = ("bash", "-c", f'ulimit -n {files}; exec "$@"', "-") if files else ()
-    started = await asyncio.create_subprocess_exec(
-        *limited,
-        sys.executable,
-        "-m",
-        "conductor",
-        *arguments,
+    pipe = asyncio.subprocess.PIPE
+    async with launched(
+        *(*limited, sys.executable, "-m", "conductor", *arguments),
         cwd=directory,
         env=environment(**values),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+        stdout=pipe,
+        stderr=pipe,
+    ) as started:
         yield started
-    finally:
-        if started.returncode is None:
-            started.kill()
-        await asyncio.wait_for(started.communicate(), START)
 
 
 async def run(directory: Path, *arguments: str, **values: str) -> tuple[int, str, str]:

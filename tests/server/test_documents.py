@@ -17,6 +17,7 @@ from protocol_schema import PAYLOADS, sent_by
 from conductor.cli import COMMANDS, GROUPS
 from conductor.events.codec import decode_event
 from tests.conftest import ROOT, environment
+from tests.stand_ins.programs import launched
 from tests.system.clients.programs import STARTING, node_packages, program
 from tests.system.test_javascript_client import address, demo
 
@@ -151,18 +152,12 @@ async def run_as_written(folder: Path, page: str, name: str) -> str:
         for line in lines:
             if line.startswith("npm install"):
                 line = line.replace(" ws ", f" {node_packages()}/ws ")
-            process = await asyncio.create_subprocess_shell(
-                line,
-                stdout=asyncio.subprocess.PIPE,
-                cwd=folder,
-                # pytest-asyncio warns about its own defaults.
-                env=environment(
-                    npm_config_offline="true",
-                    PYTHONWARNINGS="default" if "pytest" in line else "error",
-                    **address(listener),
-                ),
-            )
-            output, _ = await asyncio.wait_for(process.communicate(), STARTING)
+            # pytest-asyncio warns about its own defaults.
+            warnings = "default" if "pytest" in line else "error"
+            names = {"npm_config_offline": "true", "PYTHONWARNINGS": warnings, **address(listener)}
+            options = {"stdout": asyncio.subprocess.PIPE, "cwd": folder, "env": environment(**names)}
+            async with launched("sh", "-c", line, **options) as process:
+                output, _ = await asyncio.wait_for(process.communicate(), STARTING)
             assert process.returncode == 0, line
     return output.decode()
 

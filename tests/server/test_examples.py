@@ -14,11 +14,13 @@ import pytest
 from conductor.app import running
 from conductor.settings import load_settings
 from tests.server.client.extended import approval_response, request, resolve, start
+from tests.services.ports import free_port
+from tests.stand_ins.programs import launched
 from tests.stand_ins.scripted_server import Json, Peer, Script, scripted_server
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
-START_S = 15.0  # an interpreter and its imports on a busy machine
+START_S = 60.0  # an interpreter and its imports on a busy machine
 
 
 @asynccontextmanager
@@ -60,13 +62,8 @@ async def example(name: str, port: int, *options: str) -> AsyncIterator[Process]
     """Run an example for the block."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, str(ROOT / "examples" / name), f"ws://127.0.0.1:{port}/ws", *options]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
-    try:
+    async with launched(*command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         yield Process(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 async def test_the_device_declares_its_tools_and_the_model_calls_both() -> None:
@@ -177,8 +174,9 @@ async def test_the_voice_loop_answers_and_can_be_interrupted() -> None:
 
 async def test_the_voice_loop_continues_after_a_restart_of_the_server() -> None:
     async with AsyncExitStack() as stack:
-        first = serving()
-        port = await first.__aenter__()
+        port = free_port()
+        first = serving(port)
+        await first.__aenter__()
         try:
             run = await stack.enter_async_context(example("voice_loop.py", port))
             await run.type("say one")
@@ -198,9 +196,8 @@ async def test_the_smoke_test_passes_with_the_demo_model() -> None:
     async with serving() as port:
         script = str(ROOT / "scripts" / "smoke")
         pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, script, f"ws://127.0.0.1:{port}/ws", cwd=ROOT, stdout=pipe, stderr=pipe
-        )
-        out, err = await process.communicate()
+        command = (sys.executable, script, f"ws://127.0.0.1:{port}/ws")
+        async with launched(*command, cwd=ROOT, stdout=pipe, stderr=pipe) as process:
+            out, err = await process.communicate()
     assert (process.returncode, err) == (0, b""), out.decode()
     assert out.count(b"ok ") == 5

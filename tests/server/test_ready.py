@@ -23,7 +23,7 @@ from tests.models import ScriptedProvider
 from tests.server.nodes import Shelf, calm, node
 from tests.server.test_cli import START, process, server
 from tests.server.wires import WAIT, get, http, until
-from tests.services.redis_server import free_port
+from tests.services.ports import free_port
 
 FIRST_TURN = """
 import asyncio, sys

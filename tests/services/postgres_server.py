@@ -18,8 +18,8 @@ from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
-from tests.services.redis_server import WAIT, free_port
-from tests.stand_ins.programs import missing, program, started
+from tests.services.ports import free_port
+from tests.stand_ins.programs import end, missing, program, started
 
 
 def server_program(name: str) -> str:
@@ -98,18 +98,11 @@ class PostgresServer:
 
     def kill(self) -> None:
         """End it at once, as a crash would: the next start recovers from its log."""
-        if self._process is not None:
-            self._signal(signal.SIGCONT)
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.communicate(timeout=WAIT)
-            self._process = None
+        self._end(signal.SIGQUIT)
 
     def restart(self) -> None:
         """Restart it as ``pg_ctl restart -m fast`` does: it ends the connections, and loses nothing."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.communicate(timeout=WAIT)
-            self._process = None
+        self._end(signal.SIGINT)
         self.start()
 
     def end_connections(self, most: int) -> None:
@@ -121,10 +114,12 @@ class PostgresServer:
 
     def stop(self) -> None:
         """End it, and delete its folder."""
-        self.kill()
-        if self._folder is not None:
-            shutil.rmtree(self._folder)
-            self._folder = None
+        try:
+            self.kill()
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder)
+                self._folder = None
 
     def freeze(self) -> None:
         """Stop it from running: its connections stay and nothing answers."""
@@ -138,11 +133,19 @@ class PostgresServer:
         """Run a statement with ``psql``; return its output."""
         return self._run([server_program("psql"), "-X", "-q", "-A", "-t", "-c", sql, self.url]).strip()
 
+    def _end(self, signum: signal.Signals) -> None:
+        if self._process is not None:
+            try:
+                self.thaw()
+            finally:
+                end(self._process, signum)
+                self._process = None
+
     def _signal(self, number: int) -> None:
         # Each process of the server leads a group of its own.
         assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         os.kill(self._process.pid, number)
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for pid in map(int, children):
             with suppress(ProcessLookupError):  # it may have ended: each connection has a process
                 os.kill(pid, number)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from redis.crc import key_slot
 
-from tests.services.redis_server import RedisServer, free_port
+from tests.services.ports import free_port
+from tests.services.redis_server import RedisServer
 
 SLOTS = 16384
 
@@ -40,9 +41,9 @@ class RedisCluster:
     def running(self) -> Iterator[RedisCluster]:
         """Run it; begins when all nodes agree."""
         servers = self._servers
-        try:
+        with ExitStack() as stack:
             for node in servers:
-                node.start()
+                stack.enter_context(node.running())
             for number, node in enumerate(self.primaries):
                 first, last = SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1
                 node.ask("CLUSTER", "ADDSLOTSRANGE", str(first), str(last))
@@ -59,9 +60,6 @@ class RedisCluster:
                 while "connected" not in replica.ask("ROLE").splitlines():
                     pass  # each question takes a few milliseconds
             yield self
-        finally:
-            for node in servers:
-                node.kill()
 
     def owner(self, slot: int) -> RedisServer:
         """Find the primary that had a slot at the start."""

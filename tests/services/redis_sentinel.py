@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from tests.services.redis_server import RedisServer, free_port
+from tests.services.ports import free_port
+from tests.services.redis_server import RedisServer
 
 SENTINEL_PASSWORD = "watch-word"
 """The Sentinel's, if the servers have one."""
@@ -40,16 +41,12 @@ class SentinelServers:
     @contextmanager
     def running(self) -> Iterator[SentinelServers]:
         """Run all three; begins when the Sentinel knows the replica."""
-        servers = (self.primary, self.replica, self.sentinel)
-        try:
-            for server in servers:
-                server.start()
+        with ExitStack() as stack:
+            for server in (self.primary, self.replica, self.sentinel):
+                stack.enter_context(server.running())
             while str(self.replica.port) not in self._replicas():
                 pass  # each question takes a few milliseconds
             yield self
-        finally:
-            for server in servers:
-                server.kill()
 
     def fail_over(self, _key: str = "") -> None:
         """Kill the primary, and wait until the replica has taken its place."""

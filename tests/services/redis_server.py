@@ -6,19 +6,15 @@ Without one on the machine the tests are skipped and say so. ``.ci/run`` install
 
 from __future__ import annotations
 
-import random
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.stand_ins.programs import missing, program, started
-
-WAIT = 60.0
-"""The longest time in seconds for a server to start, stop or answer."""
+from tests.services.ports import free_port
+from tests.stand_ins.programs import WAIT, end, missing, program, started
 
 
 def server_program() -> str:
@@ -27,27 +23,6 @@ def server_program() -> str:
         if find_spec(package) is None:
             missing(f"the Python package {package}", "REDIS")
     return program("REDIS", "redis-server", "valkey-server")
-
-
-_PORTS = range(15_000, 30_000)
-"""Below the ports of outgoing connections, so that a port stays free while its server is down."""
-
-_allocations: set[int] = set()
-
-
-def free_port() -> int:
-    """Find a free port that this process has not given before: a server may not have bound it yet."""
-    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
-        if port in _allocations:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            _allocations.add(port)
-            return port
-    raise AssertionError("no port of this machine is free")
 
 
 class RedisServer:
@@ -96,8 +71,7 @@ class RedisServer:
     def kill(self) -> None:
         """End it at once, as a power cut would."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate(timeout=WAIT)
+            end(self._process)
             self._process = None
 
     @classmethod

@@ -11,13 +11,13 @@ import asyncio
 import os
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.services.redis_server import free_port
-from tests.stand_ins.programs import missing
+from tests.services.ports import free_port
+from tests.stand_ins.programs import launched, missing
 
 PYTHON = ROOT / "build" / "models" / "venv" / "bin" / "python"
 MODELS = Path(__file__).parent / "tiny_models"
@@ -40,23 +40,12 @@ async def mlx_server(model: str) -> AsyncIterator[LocalServer]:
     folder, port = str(MODELS / model), free_port()
     options = ["--model", folder, "--host", "127.0.0.1", "--port", str(port), "--prefill-step-size", "256"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = await asyncio.create_subprocess_exec(
-        PYTHON,
-        "-m",
-        "mlx_lm.server",
-        *options,
-        stdout=DEVNULL,
-        stderr=DEVNULL,
-        env={**environment, "HF_HUB_OFFLINE": "1"},
-    )
-    try:
+    environment |= {"HF_HUB_OFFLINE": "1"}
+    command = [str(PYTHON), "-m", "mlx_lm.server", *options]
+    async with launched(*command, stdout=DEVNULL, stderr=DEVNULL, env=environment) as process:
         async with asyncio.timeout(60):
             await _listening(process, port)
         yield LocalServer(process, f"http://127.0.0.1:{port}/v1", folder)
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 async def _listening(process: Process, port: int) -> None:

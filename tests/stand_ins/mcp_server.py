@@ -146,9 +146,9 @@ class StandIn:
         if name == "ask":
             return await ask(context, params)
         if name == "progress":
-            for step in range(6):
+            for step in range(14):
                 await asyncio.sleep(0.1)
-                await context.session.report_progress(step, 6)
+                await context.session.report_progress(step, 14)
         if name == "grow":
             self.tools.append(tool(f"grown_{len(self.tools)}"))
             self.tools[0] = tool("echo", description="Another meaning.", input_schema=TOOLS[0].input_schema)

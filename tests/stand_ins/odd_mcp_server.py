@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.services.ports import free_port
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
 JSON = {"content-type": "application/json"}
@@ -68,8 +69,9 @@ class OddMcpServer:
             self._connections.add(connection)
             return connection
 
-        server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+        port = free_port()  # a test may take the port once the block has ended
+        server = await asyncio.get_running_loop().create_server(connect, "127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{port}/mcp"
         try:
             yield self
         finally:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+
+WAIT = 60.0
+"""The longest time in seconds for a server to start, stop or answer."""
 
 
 def missing(name: str, group: str) -> NoReturn:
@@ -28,22 +36,54 @@ def program(group: str, *names: str, path: str | None = None) -> str:
     missing(names[0], group)
 
 
+@asynccontextmanager
+async def launched(*command: str | Path, **options: Any) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a program for the time of the block; it ends with everything that it started.
+
+    ``options`` are those of `asyncio.create_subprocess_exec`.
+    """
+    process = await asyncio.create_subprocess_exec(*command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+
+
 def started(command: Sequence[str], *ready: bytes, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a server in a process group of its own, and wait until it writes one of these texts."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        process_group=0,
-        cwd=cwd,
-    )
-    assert process.stdout is not None
-    lines = b""
-    for line in iter(process.stdout.readline, b""):
-        lines += line
-        if any(text in line for text in ready):
-            return process
-    process.kill()
-    process.communicate()
-    raise AssertionError(f"The server did not start: {lines.decode()}")
+    """Start a server in a process group of its own, and wait until it writes one of these texts.
+
+    Its output goes to a file: a pipe that nobody reads would block a server that writes much.
+    """
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            cwd=cwd,
+        )
+        try:
+            deadline = time.monotonic() + WAIT
+            while True:  # another process: there is nothing to wait on
+                has_ended = process.poll() is not None or time.monotonic() > deadline
+                text = os.pread(output.fileno(), 1_000_000, 0)
+                if any(line in text for line in ready):
+                    return process
+                assert not has_ended, f"The server did not start: {text.decode()}"
+                time.sleep(0.005)
+        except BaseException:
+            end(process)
+            raise
+
+
+def end(process: subprocess.Popen[bytes], signum: signal.Signals = signal.SIGKILL) -> None:
+    """End a server by a signal, and by SIGKILL where that fails or takes too long."""
+    try:
+        process.send_signal(signum)
+        process.wait(WAIT)
+    finally:
+        process.kill()
+        process.wait()

@@ -15,6 +15,7 @@ import pytest
 
 from tests.app import App
 from tests.conftest import ROOT, environment
+from tests.stand_ins.programs import launched
 
 PLUGINS = sorted(path.parent for path in (ROOT / "examples" / "plugins").glob("*/pyproject.toml"))
 SECONDS = 120.0
@@ -107,15 +108,11 @@ async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
         "SIGNING_KEY": KEY,
         "PORT": "0",
     }
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "conductor"),
-        cwd=tmp_path,
-        env=variables(site, **values),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    assert server.stdout is not None
-    try:
+    pipe, same = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    environment = variables(site, **values)
+    command = (sys.executable, "-m", "conductor")
+    async with launched(*command, cwd=tmp_path, env=environment, stdout=pipe, stderr=same) as server:
+        assert server.stdout is not None
         async with asyncio.timeout(SECONDS):
             output = ""
             while "/ws" not in output:
@@ -125,7 +122,6 @@ async def test_a_turn_uses_them(site: Path, tmp_path: Path) -> None:
             async with App(f"{url}?person=ada&until=4000000000&signature={signature}") as app:
                 await app.ask("call house.time")
             assert [reply.split(" {")[0] for reply in app.finals()] == ["You said:"]
-    finally:
-        server.terminate()
-        await server.wait()
+            server.terminate()
+            await server.communicate()
     assert len(list((tmp_path / "sessions").glob("*.session"))) == 1

@@ -34,7 +34,8 @@ from tests.app import App
 from tests.conftest import ROOT
 from tests.models import ScriptedProvider
 from tests.server.wires import WAIT, http, upgrade
-from tests.stand_ins.programs import missing, started
+from tests.services.ports import free_port
+from tests.stand_ins.programs import end, missing, started
 
 VOICE = "voice"
 
@@ -59,8 +60,8 @@ class AuthorizationServer:
     def stop(self) -> None:
         """Kill it."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            end(self._process)
+            self._process = None
 
     async def token(self, person: str, client: str = VOICE) -> str:
         """Log a person in to an application, by the authorization code flow."""
@@ -85,8 +86,8 @@ class AuthorizationServer:
 
 
 @pytest.fixture
-async def authorization(unused_tcp_port: int) -> AsyncIterator[AuthorizationServer]:
-    server = AuthorizationServer(unused_tcp_port)
+async def authorization() -> AsyncIterator[AuthorizationServer]:
+    server = AuthorizationServer(free_port())
     try:
         yield server
     finally:

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pytest
 
 from conductor.client import Reconnect, connect
 from tests.conftest import ROOT
+from tests.services.ports import free_port
 from tests.stand_ins.programs import missing, program
 
 PATHS = os.pathsep.join((os.defpath, "/usr/sbin", "/sbin"))
@@ -116,9 +116,7 @@ async def test_the_image_is_built_and_serves_without_root_until_it_is_stopped(tm
         return run(buildah, "from", "--pull-never", "localhost/conductor", storage=storage)
 
     container = await asyncio.to_thread(build)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = {"AUTH_TOKENS": TOKEN, "PORT": str(port), "MODEL_PROVIDER": "demo"}
     variables = [option for name, value in settings.items() for option in ("--env", f"{name}={value}")]
     server = await asyncio.create_subprocess_exec(

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from tests.dialogues import begin, declared
-from tests.stand_ins.programs import missing
+from tests.stand_ins.programs import launched, missing
 from tests.system.mcp.test_real_servers import HERE
 from tests.system.test_mcp_server import running
 
@@ -42,15 +42,9 @@ async def ran(program: str, *arguments: str) -> str:
     path = HERE / "node_modules" / ".bin" / program
     if not path.exists():
         missing(program, "MCP")
-    process = await asyncio.create_subprocess_exec(
-        "node",
-        str(path),
-        *arguments,
-        cwd=HERE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await process.communicate()
+    pipe, same = asyncio.subprocess.PIPE, asyncio.subprocess.STDOUT
+    async with launched("node", path, *arguments, cwd=HERE, stdout=pipe, stderr=same) as process:
+        output, _ = await process.communicate()
     text = output.decode()
     assert process.returncode == 0, text[-3_000:]
     return text

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from tests.app import App
 from tests.conftest import ROOT
 from tests.server.test_one_port import KEY, OPENED, REQUESTS, TOKEN, serving, statuses
 from tests.server.wires import WAIT, get
+from tests.services.ports import free_port
 from tests.stand_ins.programs import program
 from tests.system.clients.programs import started
 
@@ -114,12 +114,6 @@ def command(name: str, folder: Path, port: int, server: int) -> list[str]:
             plain = [(r":443 ssl crt \S+", f"127.0.0.1:{port}")]
             config.write_text(documented("HAProxy", to_server, *plain))
             return [executable, "-db", "-f", str(config)]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @asynccontextmanager

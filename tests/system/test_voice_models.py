@@ -18,7 +18,7 @@ from tests.system.clients.programs import CLIENTS, STARTING, missing, started
 from tests.system.clients.voices import LIFE_MS, QUIET_MS, converse, seconds
 from tests.system.test_javascript_client import address, demo
 
-SOON = 20.0  # seconds, until a test ends that fails
+SOON = 60.0  # seconds, until a test ends that fails
 
 
 async def test_what_is_delegated_is_asked_for_and_answered_once() -> None:

@@ -24,6 +24,7 @@ from tests.conftest import IOS_CATALOG, ROOT, Main
 from tests.server.test_app import log_line
 from tests.server.test_cli import SECRET, START, Announced, is_one_sentence, run, server
 from tests.server.wires import get, http
+from tests.services.ports import free_port
 
 ADMIN = "an-operator's-token"
 
@@ -59,7 +60,8 @@ class Workers:
 async def workers(folder: Path, **values: str) -> AsyncIterator[Workers]:
     """Run a server of two processes, whose sessions are in ``folder``."""
     values = {"DATA_DIR": str(folder), "LOG_FORMAT": "json", "ADMIN_TOKEN": ADMIN, "WORKERS": "2", **values}
-    async with server(folder, **values) as served:
+    # A port that stays free once the server has ended.
+    async with server(folder, "--port", str(free_port()), **values) as served:
         pids = dict(re.findall(r'"worker": (\d), "pid": (\d+)', "\n".join(served.lines)))
         yield Workers(served, [int(pids["1"]), int(pids["2"])])
 
@@ -247,7 +249,7 @@ def test_a_reserved_port_is_refused_to_a_second_server_even_while_no_worker_list
 
 
 def test_a_port_in_time_wait_is_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as former:
+    with socket.create_server(("127.0.0.1", free_port())) as former:
         address = former.getsockname()
         with socket.create_connection(address) as client:
             connection, _ = former.accept()

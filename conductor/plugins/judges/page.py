@@ -185,7 +185,7 @@ class Page:
                 end += 1
             elif length and (current is None or (current % 100 == 0 and (current or total))):
                 current, end = (current or 0) + small, after + length
-            elif current is None and tokens[end].isdigit() and self._is_scaled(tokens, end):
+            elif current is None and tokens[end].isdecimal() and self._is_scaled(tokens, end):
                 current, end = int(tokens[end]), end + 1
             else:
                 break

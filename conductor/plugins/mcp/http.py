@@ -5,6 +5,7 @@ Importing the HTTP client takes a while: import this module in a function.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 READ_S = 3_660.0
 _EVENT_END = re.compile(rb"\n\r?\n|\r\r")
 _REDIRECTS = frozenset({301, 302, 307, 308})
+
+# The package logs an error with a traceback even for an answer that comes while the connection is closed. A
+# failure that counts is the outcome of its call, or the reason for which the server is down.
+logging.getLogger("mcp.client.streamable_http").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager

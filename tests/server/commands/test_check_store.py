@@ -94,10 +94,8 @@ async def test_a_file_of_another_format_fails_and_stays_unchanged(tmp_path: Path
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     options = ("--save", "", "--requirepass", PASSWORD)
-    running = RedisServer(tmp_path_factory.mktemp("redis"), *options)
-    running.start()
-    yield running
-    running.kill()
+    with RedisServer(tmp_path_factory.mktemp("redis"), *options).running() as server:
+        yield server
 
 
 async def test_a_redis_server_without_persistence_is_a_warning(server: RedisServer) -> None:

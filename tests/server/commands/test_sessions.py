@@ -37,10 +37,8 @@ NOON = "2026-03-01T12:00:00.123Z"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    running = RedisServer(tmp_path_factory.mktemp("redis"), "--save", "")
-    running.start()
-    yield running
-    running.kill()
+    with RedisServer(tmp_path_factory.mktemp("redis"), "--save", "").running() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "redis"])

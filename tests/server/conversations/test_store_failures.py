@@ -359,9 +359,8 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
 ) -> None:
     replica = RedisServer(tmp_path / "replica", "--replicaof", f"127.0.0.1 {redis.port}", "--save", "")
     redis.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    replica.start()
     proxy = Proxy(redis.port)
-    try:
+    with replica.running():
         async with proxy.running() as url, serving(RedisStore(url, retry_for=WAIT)) as served:
             async with served.phone() as phone:
                 await phone.ask("one")
@@ -381,8 +380,6 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
             await store.aclose()
             texts = [message.text for message in log if isinstance(message, UserMessage)]
             assert texts == ["one", "two", "three"]
-    finally:
-        replica.kill()
 
 
 @pytest.mark.extended

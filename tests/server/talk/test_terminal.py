@@ -19,6 +19,7 @@ from conductor.rehearse.script import load_tools
 from conductor.talk.terminal import talk
 from tests.conftest import Main
 from tests.server.client.extended import start
+from tests.stand_ins.programs import launched
 from tests.stand_ins.scripted_server import LIMIT_S, Json, Peer, Script, ScriptedServer, scripted_server
 
 
@@ -228,10 +229,10 @@ async def talking(server: ScriptedServer, child: Talking, *arguments: str) -> As
     """Run the command until it ends; its input stays open within the block."""
     command = (sys.executable, "-m", "conductor", "talk", "--url", server.url, *arguments)
     pipe = asyncio.subprocess.PIPE
-    child.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-    async with asyncio.timeout(LIMIT_S * 4):
-        yield
-        out, err = await child.process.communicate()
+    async with launched(*command, stdin=pipe, stdout=pipe, stderr=pipe) as child.process:
+        async with asyncio.timeout(LIMIT_S):
+            yield
+            out, err = await child.process.communicate()
     child.output = child.process.returncode, out.decode(), err.decode()
 
 

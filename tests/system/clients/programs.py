@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import IO, Any, NoReturn
 
 import pytest
 
-from tests.app import WAIT
+from tests.stand_ins.programs import launched
 from tests.system.clients.conversation import QUESTION, RESULT_LENGTH
 
 CLIENTS = Path(__file__).resolve().parent
@@ -55,22 +54,9 @@ async def started(
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a program for the time of the block; it goes with everything that it started."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
-    try:
+    variables, silent = {**os.environ, **(environment or {})}, asyncio.subprocess.DEVNULL
+    async with launched(*command, stdin=silent, stdout=output, stderr=output, env=variables) as process:
         yield process
-    finally:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        await asyncio.wait_for(process.communicate(), WAIT)
 
 
 async def node(url: str, token: str, *, pieces: bool = False) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.redis_server import free_port
-from tests.stand_ins.programs import started
+from tests.services.ports import free_port
+from tests.stand_ins.programs import end, started
 from tests.system.mcp.test_toolset import ROOT
 
 SECTION = (
@@ -51,5 +51,4 @@ def test_the_server_of_the_page_runs_over_http(folder: Path) -> None:
     try:
         assert result(folder) == {"result": 12}
     finally:
-        server.kill()
-        server.communicate()
+        end(server)

@@ -17,7 +17,8 @@ from conductor.plugins.stores.redis import RedisStore
 from conductor.stores.base import Claim, SessionKey, SessionLog
 from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.postgres_server import PostgresServer
-from tests.services.redis_server import WAIT, RedisServer
+from tests.services.redis_server import RedisServer
+from tests.stand_ins.programs import WAIT
 
 LONG = 30.0
 """A commit that is retried for this time outlasts every fault of a test."""

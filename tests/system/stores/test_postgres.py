@@ -15,8 +15,8 @@ from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from conductor.stores.registry import open_store
 from conductor.testing.store import KEY, filled
+from tests.services.ports import free_port
 from tests.services.postgres_server import PostgresServer
-from tests.services.redis_server import free_port
 
 SHORT = 0.4
 

@@ -16,8 +16,9 @@ import structlog
 from conductor.errors import SettingsError, StoreUnavailable
 from conductor.plugins.stores.redis import RedisStore
 from conductor.testing.store import FIRST, KEY, commits, filled
-from tests.services.redis_server import WAIT, RedisServer, free_port
-from tests.stand_ins.programs import missing
+from tests.services.ports import free_port
+from tests.services.redis_server import RedisServer
+from tests.stand_ins.programs import WAIT, missing
 from tests.system.stores.conftest import StoreMaker
 
 PASSWORD = "s3cret/p@ss:{word}"
@@ -159,11 +160,9 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
     tls_port = free_port()
     options = ["--save", "", "--tls-port", str(tls_port), "--tls-cert-file", str(certificate)]
     options += ["--tls-key-file", str(key), "--tls-auth-clients", "no"]
-    running = RedisServer(folder, *options)
-    running.start()
-    running.port = tls_port
-    yield running
-    running.kill()
+    with RedisServer(folder, *options).running() as running:
+        running.port = tls_port
+        yield running
 
 
 async def test_a_server_with_tls_is_used_if_its_certificate_is_trusted(

@@ -15,7 +15,8 @@ from conductor.plugins.stores.redis import RedisStore
 from conductor.plugins.stores.redis_scripts import session_name
 from conductor.stores.base import SessionKey
 from tests.services.redis_cluster import RedisCluster
-from tests.services.redis_server import WAIT, RedisServer
+from tests.services.redis_server import RedisServer
+from tests.stand_ins.programs import WAIT
 from tests.system.stores.conftest import StoreMaker
 from tests.system.stores.redis_load import Load
 

@@ -13,7 +13,8 @@ import pytest
 from conductor.errors import Fenced, Rollback, StoreUnavailable
 from conductor.stores.base import SessionKey
 from conductor.testing.store import FIRST, KEY, commits, filled
-from tests.services.redis_server import WAIT, RedisServer
+from tests.services.redis_server import RedisServer
+from tests.stand_ins.programs import WAIT
 from tests.system.stores.conftest import StoreMaker
 
 LONG = 30.0

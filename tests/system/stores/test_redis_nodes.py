@@ -17,7 +17,7 @@ from conductor.stores.base import SessionKey
 from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.services.redis_cluster import RedisCluster
 from tests.services.redis_sentinel import SENTINEL_PASSWORD, SentinelServers
-from tests.services.redis_server import WAIT
+from tests.stand_ins.programs import WAIT
 from tests.system.stores.conftest import StoreMaker
 from tests.system.stores.redis_load import Load
 

@@ -24,7 +24,7 @@ from conductor.server.listener import Listener
 from conductor.settings import load_settings
 
 AXE = Path(__file__).resolve().parents[3] / "build" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
-WAIT_MS = 15_000
+WAIT_MS = 60_000
 SIZE = {"width": 1280, "height": 800}
 
 # The speech services of a browser: a test sets the recognised text and ends the voice.

@@ -9,7 +9,7 @@ import pytest
 
 from conductor.errors import StoreUnavailable
 from conductor.stores.base import retry
-from tests.services.redis_server import WAIT
+from tests.stand_ins.programs import WAIT
 
 
 async def swallow() -> None:

@@ -26,6 +26,7 @@ from conductor.stores.registry import make_store
 from conductor.testing.store import FIRST, KEY, commits, filled
 from tests.conftest import Main
 from tests.server.wires import WAIT
+from tests.stand_ins.programs import launched
 from tests.unit.stores import sqlite_process
 
 
@@ -64,22 +65,9 @@ def locked(path: Path) -> Iterator[sqlite3.Connection]:
 @asynccontextmanager
 async def process(command: str, path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run another process at the file; it is killed at the end."""
-    running = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        sqlite_process.__name__,
-        command,
-        str(path),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parents[3],
-    )
-    try:
+    line, pipe = (sys.executable, "-m", sqlite_process.__name__, command, path), asyncio.subprocess.PIPE
+    async with launched(*line, stdin=pipe, stdout=pipe, cwd=Path(__file__).parents[3]) as running:
         yield running
-    finally:
-        with suppress(ProcessLookupError):
-            running.kill()
-        await running.wait()
 
 
 def _remove(path: Path) -> None:

@@ -999,6 +999,7 @@ def test_a_value_cannot_pass_for_the_prompt(fake: str) -> None:
 )
 @example({"\x00": "\u202e\u200b\x1b[31m"}, "en")
 @example({"a? Yes.": "b? Yes."}, "en")
+@example({"\U00010a40": "\u0663 \u00b2 thousand"}, "en")  # digits, of which only the Arabic one is decimal
 @settings(deadline=None)
 def test_the_prompt_is_a_single_question_of_bounded_length(arguments: dict[str, Any], language: str) -> None:
     risks: list[Risk] = ["medium", "high"]

@@ -164,3 +164,14 @@ async def test_a_call_whose_connection_is_not_made_in_time_did_not_run() -> None
         assert "Nothing was run" in (outcome.error_message or "")
     finally:
         await toolset.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("answer", [OddAnswer(body=b"<%!"), OddAnswer(body=b"data: <%!\n\n", headers=EVENTS)])
+async def test_an_answer_that_cannot_be_read_is_the_outcome_of_its_call_and_no_error_of_the_package(
+    answer: OddAnswer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with OddMcpServer().serving() as server:
+        async with use(at("s", server.url, revision="2025-11-25"), ready="s.write") as host:
+            server.answer = answer
+            assert (await run(host, "s.write")).error_type == "unknown"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
