@@ -197,7 +197,11 @@ class McpToolset(Toolset):
             connection = self._connect(config)
             connection.start()
         self._sessions[key] = connection, self._arm(key)
-        await connection.wait_for_attempt()
+        connection.running += 1  # a server that starts for a call is not idle
+        try:
+            await connection.wait_for_attempt()
+        finally:
+            connection.running -= 1
         return connection
 
     def _arm(self, key: _SessionKey) -> asyncio.TimerHandle:

@@ -54,7 +54,7 @@ async def test_a_server_that_is_busy_with_a_call_is_not_ended(
         trust=True,
     )
     async with use(config, ready="s.wait") as host:
-        monkeypatch.setattr(toolset, "SESSION_IDLE_S", SHORT_S)
+        monkeypatch.setattr(toolset, "SESSION_IDLE_S", SHORT_S / 100)  # it starts for longer
         calling = asyncio.create_task(host.call("s.wait"))
         await until(begun.exists)  # a process that starts lists its tools, too: within the usual limit
         monkeypatch.setattr(server, "LIST_S", SHORT_S)
