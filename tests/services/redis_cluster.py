@@ -18,7 +18,7 @@ class RedisCluster:
     """Three primaries, with ``replicas`` one replica of each; any may be killed and frozen."""
 
     def __init__(self, folder: Path, *options: str, replicas: bool = False) -> None:
-        patience = "500" if replicas else "2000"  # milliseconds, until a node counts as dead
+        patience = "1500" if replicas else "2000"  # milliseconds, until a node counts as dead
         common = ["--save", "", "--cluster-enabled", "yes", "--cluster-node-timeout", patience]
         common += ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0", *options]
         names = [f"primary-{number}" for number in range(3)]

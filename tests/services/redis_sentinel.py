@@ -20,7 +20,7 @@ class SentinelServers:
     connects once a second: for ten seconds or more there are then two primaries without a replica.
     """
 
-    def __init__(self, folder: Path, password: str = "", down_ms: int = 200) -> None:
+    def __init__(self, folder: Path, password: str = "", down_ms: int = 1_500) -> None:
         secret = ("--requirepass", password, "--masterauth", password) if password else ()
         options = ("--save", "", "--repl-diskless-sync-delay", "0", *secret)
         self.primary = RedisServer(folder / "primary", *options)

@@ -75,7 +75,7 @@ class RedisServer:
             self._process = None
 
     @classmethod
-    def sentinel(cls, folder: Path, primary: RedisServer, *settings: str, down_ms: int = 200) -> RedisServer:
+    def sentinel(cls, folder: Path, primary: RedisServer, *settings: str, down_ms: int) -> RedisServer:
         """Make a Sentinel that decides alone and calls the primary ``main``."""
         folder.mkdir(parents=True)
         watch = (

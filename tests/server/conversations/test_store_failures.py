@@ -361,7 +361,7 @@ async def test_a_replica_that_has_lost_commits_is_given_them_again(
     redis.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     proxy = Proxy(redis.port)
     with replica.running():
-        async with proxy.running() as url, serving(RedisStore(url, retry_for=WAIT)) as served:
+        async with proxy.running() as url, serving(RedisStore(url, retry_for=8.0)) as served:
             async with served.phone() as phone:
                 await phone.ask("one")
                 await calm(served)

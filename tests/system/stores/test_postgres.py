@@ -18,7 +18,8 @@ from conductor.testing.store import KEY, filled
 from tests.services.ports import free_port
 from tests.services.postgres_server import PostgresServer
 
-SHORT = 0.4
+SHORT = 2.0
+"""Leaves time for what succeeds, on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ async def test_expired_sessions_are_swept_and_the_others_stay(server: PostgresSe
 async def test_a_name_that_the_database_cannot_hold_is_refused_and_costs_no_other_session(url: str) -> None:
     async with aclosing(PostgresStore(url, retry_for=SHORT)) as store:
         await store.open()
-        for name in ("\x00", "\ud800"):
-            with pytest.raises(StoreUnavailable, match="cannot be used"):
-                await store.claim(SessionKey("subject", name))
+        refused = (store.claim(SessionKey("subject", name)) for name in ("\x00", "\ud800"))
+        for problem in await asyncio.gather(*refused, return_exceptions=True):
+            assert isinstance(problem, StoreUnavailable) and "cannot be used" in str(problem)
         claim = await store.claim(KEY)
         await store.append(claim, "commit-1", b"1")
 

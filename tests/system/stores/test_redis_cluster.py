@@ -97,7 +97,7 @@ async def test_a_primary_without_a_replica_is_waited_for_or_is_unavailable(
     tmp_path: Path, make_store: StoreMaker
 ) -> None:
     with RedisCluster(tmp_path, "--appendonly", "yes", "--appendfsync", "always").running() as cluster:
-        brief, patient = make_store(cluster.url, retry_for=0.3), make_store(cluster.url, retry_for=LONG)
+        brief, patient = make_store(cluster.url, retry_for=2.0), make_store(cluster.url, retry_for=LONG)
         keys = [SessionKey("subject", f"s-{number}") for number in range(20)]
         dead = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[0])
         alive = next(key for key in keys if cluster.owner(slot_of(brief, key)) is cluster.primaries[1])

@@ -19,7 +19,7 @@ from tests.system.stores.conftest import StoreMaker
 
 LONG = 30.0
 """A commit that is retried for this time outlasts every fault of a test."""
-SHORT = 0.3
+SHORT = 2.0
 """A commit that is retried for this time fails during the test."""
 
 

@@ -63,7 +63,7 @@ async def test_a_primary_that_dies_is_replaced_under_load_and_nothing_is_lost(
 async def test_a_primary_that_hangs_is_replaced_and_its_writes_count_no_more(
     servers: SentinelServers, make_store: StoreMaker
 ) -> None:
-    load = Load(make_store(servers.url, retry_for=2.0))
+    load = Load(make_store(servers.url, retry_for=8.0))
     async with asyncio.timeout(LONG):
         await load.goes_on()
         servers.primary.freeze()
