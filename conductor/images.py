@@ -201,6 +201,8 @@ def _webp_sizes(data: bytes, position: int) -> Iterator[tuple[int, int]]:
         body = data[position + 8 : position + 8 + min(length, 32)]
         match name:
             case b"VP8X":
+                if len(body) < 10:
+                    raise ValueError
                 yield _little(body[4:7]) + 1, _little(body[7:10]) + 1
             case b"VP8L":
                 if body[:1] != b"\x2f" or len(body) < 5:
@@ -212,6 +214,8 @@ def _webp_sizes(data: bytes, position: int) -> Iterator[tuple[int, int]]:
                     raise ValueError
                 yield _little(body[6:8]) & 0x3FFF, _little(body[8:10]) & 0x3FFF
             case b"ANMF":
+                if len(body) < 16:
+                    raise ValueError
                 yield _little(body[6:9]) + 1, _little(body[9:12]) + 1
         position += 8 + length + length % 2
     raise ValueError

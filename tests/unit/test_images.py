@@ -41,6 +41,8 @@ def small_canvas() -> bytes:
     return WEBP_EXTENDED[:at] + size + WEBP_EXTENDED[at + 4 :]
 
 
+# The head of an animation's frame.
+FRAME = b"ANMF\x18\0\0\0" + bytes(16)
 REFUSED = {
     "16 megapixels": ("image/png", png(4_000, 4_000), "4,000 x 4,000 pixels"),
     "a long side": ("image/png", png(8_001, 1), "8,001 x 1 pixels"),
@@ -51,6 +53,8 @@ REFUSED = {
     "half a PNG": ("image/png", png()[:20], "is damaged"),
     "half a JPEG": ("image/jpeg", JPEG[:20], "is damaged"),
     "half a WebP": ("image/webp", WEBP[:20], "is damaged"),
+    "half a canvas of a WebP": ("image/webp", WEBP_EXTENDED[:29], "is damaged"),
+    "half a frame of a WebP": ("image/webp", WEBP_EXTENDED[:30] + FRAME[:20], "is damaged"),
     "a JPEG of bytes that fill": ("image/jpeg", JPEG[:2] + b"\xff" * 700_000, "is damaged"),
     "a WebP of empty parts": ("image/webp", b"RIFF\0\0\0\0WEBP" + b"ABCD\0\0\0\0" * 80_000, "is damaged"),
     "another type": ("image/jpeg", png(), "is called image/jpeg, and its first bytes are image/png"),
