@@ -19,11 +19,14 @@ _BREAK = r"(?:\r?\n|\\r\\n|\\n)"
 _LINES = rf"(?:{_CHAR}{{60,80}}+{_BREAK})"
 _ONE = rf"(?:{_CHAR}|\\/)"
 _TYPE = r"[\w.+-]{1,64}/[\w.+-]{1,64}"
-_URL = rf"data:(?P<type>{_TYPE})?(?:;[\w.+-]{{1,64}}=[\w.+-]{{1,64}}){{0,4}};base64,"
+_PARAMETERS = r"(?:;[\w.+-]{1,64}=[\w.+-]{1,64}){0,4}"
+_URL = rf"data:(?P<type>{_TYPE})?{_PARAMETERS};base64,"
+# Of a data URL without base64: it ends at a blank, a quote or a bracket.
+_ESCAPED = rf"data:(?P<other>{_TYPE}){_PARAMETERS},(?P<escaped>[^\s\"'<>()\\]{{{MIN_RUN},}}+)"
 # A run is in one line, or in lines of mail's width. It begins where no run is: each is visited once.
 _RUN = possessive.compile(
     rf"(?<!{_CHAR})(?P<break>{_BREAK})?(?:{_URL}(?P<data>{_LINES}{{4,}}+{_ONE}*+={{0,2}}|{_ONE}++={{0,2}})"
-    rf"|(?P<run>{_LINES}{{16,}}+{_ONE}*+={{0,2}}|{_ONE}{{{MIN_RUN},}}+={{0,2}}))"
+    rf"|{_ESCAPED}|(?P<run>{_LINES}{{16,}}+{_ONE}*+={{0,2}}|{_ONE}{{{MIN_RUN},}}+={{0,2}}))"
 )
 _REST = possessive.compile(rf"(?:{_ONE}|{_BREAK}(?={_CHAR}))*+={{0,2}}")
 # Characters that are searched in one step, and that are kept of a text: more is cut before a model reads it.
@@ -54,7 +57,8 @@ def base64_size(data: str) -> int:
 def without_media(value: Any, depth: int = 0) -> Any:
     """Describe the data in a JSON value or a text; returns the same object if there is none.
 
-    Data are data URLs, the ``data`` of a block with a media type, and runs of at least `MIN_RUN` characters.
+    Data are data URLs in base64, the ``data`` of a block with a media type, and runs of base64 and other data
+    URLs of at least `MIN_RUN` characters.
     """
     if isinstance(value, str):
         return _text(value) if len(value) >= MIN_RUN or ";base64," in value else value
@@ -95,7 +99,9 @@ def _text(text: str) -> str:
 
 
 def _described(match: re.Match[str]) -> str:
-    run, data = match["run"], match["data"]
+    run, data, escaped = match["run"], match["data"], match["escaped"]
+    if escaped:
+        return label(match["other"], len(escaped) - 2 * escaped.count("%"))
     # Words, numbers and rules may be long, too; data has capital letters.
     if run and run == run.lower():
         return ""

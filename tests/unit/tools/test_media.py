@@ -20,6 +20,7 @@ from tests.cpu import least_cpu_s
 NOISE = random.Random(41).randbytes(12_288)
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + NOISE).decode()
 DATA = base64.b64encode(NOISE).decode()
+SVG = "%3Cpath/%3E" * 300
 MAIL = base64.encodebytes(NOISE).decode()
 
 
@@ -31,6 +32,11 @@ MAIL = base64.encodebytes(NOISE).decode()
         (base64.urlsafe_b64encode(NOISE).decode(), "[base64, 12 KB]"),
         (f"data:image/jpeg;base64,{DATA}", "[image/jpeg, 12 KB]"),
         (f"data:text/plain;charset=utf-8;base64,{DATA}", "[text/plain, 12 KB]"),
+        (
+            f"<img src='data:image/svg+xml;charset=utf-8,{SVG}'> a plan",
+            "<img src='[image/svg+xml, 2 KB]'> a plan",
+        ),
+        (json.dumps([f"data:image/svg+xml,{SVG}"]), '["[image/svg+xml, 2 KB]"]'),
         (f"Here: {MAIL}And more.", "Here: [base64, 12 KB]\nAnd more."),
         (
             '<img src="data:image/gif;base64,R0lGODlhAQAB"> a pixel',
@@ -67,6 +73,7 @@ def test_data_is_described(value: Any, read: Any) -> None:
         "word\n" * 2_000,
         "Word " * 2_000,
         DATA[:1_000],
+        "data:image/svg+xml,%3Csvg/%3E",
         NOISE.hex(),
         7,
         None,
@@ -100,6 +107,7 @@ def test_the_models_observation_has_no_data_wherever_it_stands() -> None:
         "A" * 1_023 + " ",
         "data:",
         "data:image/png;base64,",
+        "data:image/png,a",
         "a" * 59 + "\n",
         "A" * 70 + "\n",
         "\\/",
