@@ -21,6 +21,8 @@ MAX_RESULTS, MAX_VALUES, MAX_DEPTH, MAX_READ = 10, 200, 10, 2_000
 _NAMED = re.compile(r"(name|title|label)s?$", re.IGNORECASE)
 # A name in a sentence: words with a capital letter, behind another word.
 _NAMES = re.compile(r"(?<=[\w,] )[^\W\d_a-z][\w'\u2019-]*[^\W\d_](?: [^\W\d_a-z][\w'\u2019-]*)*")
+# What stands in a result in place of data, a secret or a part that was left out.
+_MARK = re.compile(r"\[[^\[\]]*\]")
 _LETTERS = re.compile(r"[^\W\d_]{2}")
 _NO_WORDS = re.compile(r"[\[\]{}<>|=_@\\]|://|^\S*\d\S*$")
 
@@ -62,6 +64,9 @@ def _enums(schema: Any) -> Iterator[str]:
         for key, part in schema.items():
             if key == "enum" and isinstance(part, list):
                 yield from (value for value in part if isinstance(value, str))
+            elif key == "const" and isinstance(part, str):
+                title = schema.get("title")
+                yield title if isinstance(title, str) else part
             else:
                 yield from _enums(part)
     elif isinstance(schema, list):
@@ -79,7 +84,7 @@ def _names(content: str) -> Iterator[str]:
         if _is_spoken(text) and (_NAMED.search(key) or text.istitle()):
             yield text
         elif " " in text:
-            yield from _NAMES.findall(text[:MAX_READ])
+            yield from _NAMES.findall(_MARK.sub("", text[:MAX_READ]))
 
 
 def _leaves(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,17 @@ LAMP = ToolSpec(
     },
 )
 OF_LAMP = ["Switch a lamp", "kitchen", "living room", "party"]
+SIZES = ToolSpec(
+    name="pizza.order",
+    description="",
+    input_schema={
+        "type": "object",
+        "properties": {
+            "size": {"oneOf": [{"const": "s", "title": "small"}, {"const": "large"}, {"const": 7}]},
+            "const": {"type": "string", "title": "A field"},
+        },
+    },
+)
 UNTITLED = ToolSpec(name="clock.read", description="", input_schema={"type": "object"})
 
 
@@ -51,6 +62,7 @@ ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("nothing", {}, []),
     ("a tool", {"tools": [LAMP]}, OF_LAMP),
     ("a tool without a title", {"tools": [UNTITLED]}, []),
+    ("a tool with a list of constants, one by its title", {"tools": [SIZES]}, ["small", "large"]),
     (
         "a question",
         {"answers": ANSWERS, "arguments": ['{"to":"Zoë Bäcker","n":3}']},
@@ -71,6 +83,11 @@ ROWS: list[tuple[str, dict[str, Any], list[str]]] = [
         "values of a result that are written as names",
         {"log": [told({"to": "Ben Okri", "state": "on", "id": "A7-x"})]},
         ["Ben Okri"],
+    ),
+    (
+        "marks in place of data and secrets",
+        {"log": [told("a lamp [image/png, 40 KB] of Anna [REDACTED:api_key]")]},
+        ["Anna"],
     ),
     ("names in the sentences of a result", {"log": [told(TRAIN)]}, ["Bad Homburg", "Anna"]),
     (
