@@ -129,7 +129,8 @@ def replied(
     """Make the records of a whole reply: with calls it opens a round, without calls it ends the turn."""
     # A device that answers a speech before it reads the next call would start the call late.
     has_device_call = any(call.is_device and call.consent == "free" and call.is_open for call in calls)
-    in_segments = view.state.turn is not None and bool(view.state.turn.reply_id)
+    is_begun = view.state.turn is not None and bool(view.state.turn.reply_id)
+    in_segments = is_begun or "segments" in view.state.profile.capabilities
     reply = r.ReplyLogged(
         message=message,
         calls=calls,

@@ -16,6 +16,7 @@ from conductor.conversation.state import (
     Call,
     Conversation,
     Notice,
+    Profile,
     Summary,
 )
 from conductor.conversation.turns import ended, goes_on_until, greeted, remembered, turn_started
@@ -428,6 +429,7 @@ def test_the_end_of_a_turn_keeps_what_was_heard_and_done(
 # -- the model's replies
 
 BROKEN = fold(r.ReplyBroken("One."), state=TURN)
+IN_SEGMENTS = fold(STARTED, state=fold(r.ProfileDeclared(Profile(capabilities=("segments",)))))
 HELLO = AssistantMessage(text="Hello.")
 ANSWERED = r.TurnEnded(reason="answered")
 REPLIES: list[tuple[str, Conversation, tuple[Call, ...], Facts, list[r.Record]]] = [
@@ -470,6 +472,13 @@ REPLIES: list[tuple[str, Conversation, tuple[Call, ...], Facts, list[r.Record]]]
     (
         "words and a device call, after spoken segments",
         SEGMENTS,
+        (device(),),
+        {},
+        [r.ReplyLogged(message=HELLO, calls=(device(),), speech_text="Hello.")],
+    ),
+    (
+        "words and a device call, to an app that takes segments",
+        IN_SEGMENTS,
         (device(),),
         {},
         [r.ReplyLogged(message=HELLO, calls=(device(),), speech_text="Hello.")],
