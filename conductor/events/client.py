@@ -28,7 +28,8 @@ Id = Annotated[str, Meta(min_length=1, max_length=128)]
 """The id of an event or of a call."""
 _Short = Annotated[str, Meta(max_length=256)]
 _Variable = Annotated[str, Meta(min_length=1, max_length=64)]
-Value = Annotated[str, Meta(max_length=200)]
+MAX_VALUE_CHARS = 200
+Value = Annotated[str, Meta(max_length=MAX_VALUE_CHARS)]
 """The value of a variable."""
 _DIGEST = "26fc0e90bc1cb480872c7ff65a4defc1e48ead5b4c78878af9be170aad6b9ff1"
 _WORDS = f"The person's words, for the model; of more than {MAX_MESSAGE_CHARS:,} characters the first ones."
@@ -117,9 +118,10 @@ class SessionStart(FromClient, frozen=True, omit_defaults=True, kw_only=True):
     variables: Annotated[
         dict[_Variable, Value] | None,
         doc(
-            "The values of the variables of the system prompt, which are names in double braces. A name that "
-            "it does not have is the error ``invalid_event``, unless the session has had these ``variables`` "
-            "before; one without a value is empty.",
+            "The values of the variables of the system prompt, which are names in double braces. A value has "
+            f"at most {MAX_VALUE_CHARS} characters. A name that the prompt does not have is the error "
+            "``invalid_event``, unless the session has had these ``variables`` before; one without a value "
+            "is empty.",
             {"shop": "Corner Books"},
         ),
     ] = None
