@@ -144,8 +144,7 @@ def _change(state: Conversation, record: r.Record, at: int) -> None:  # noqa: C9
         case r.JobAccepted() if record.job.call_id in state.late_calls:
             state.late_calls[record.job.call_id] = record.job
         case r.LateFinished() if state.late_calls.pop(record.call_id, None) is not None:
-            state.unknown_calls.pop(record.call_id, None)
-            _add_notice(state, record.notice)
+            _finish_late(state, record)
         case r.TurnStarted():
             _start(state, record, at)
         case r.CallFinished():
@@ -410,6 +409,12 @@ def _written(turn: Turn, message: AssistantMessage) -> AssistantMessage:
     """Mark a reply to untrusted facts: the facts are not in the history, so nothing else marks it."""
     is_untrusted = turn.facts is not None and turn.facts.note.untrusted
     return replace(message, untrusted=True) if is_untrusted else message
+
+
+def _finish_late(state: Conversation, record: r.LateFinished) -> None:
+    if not record.in_part:
+        state.unknown_calls.pop(record.call_id, None)
+    _add_notice(state, record.notice)
 
 
 def _finish(state: Conversation, record: r.CallFinished) -> None:

@@ -31,6 +31,7 @@ from conductor.conversation.state import (
     Input,
     Notice,
     Profile,
+    UnknownCall,
 )
 from conductor.conversation.turns import continued, ended, may_go_on, remembered, turn_about
 from conductor.conversation.view import Replay, View, finish, finish_without_result, late_call
@@ -237,7 +238,10 @@ def _report(
         outcome = with_images(_outcome(event, call.effect, view.seconds_since(call.started_at)), taken)
         is_job = isinstance(event, client.ToolAccepted)
         job = late_call(call, now + view.conduct.job_ms, job=True) if is_job else None
-        return [finish(view, call, outcome, late=job)]
+        unknown = (
+            UnknownCall(call.digest, now + view.conduct.late_ms) if _is_in_part(event, call.effect) else None
+        )
+        return [finish(view, call, outcome, late=job, unknown=unknown)]
     if late is None or late.expires_at <= now:
         return consent.prompt_heard(state, event.call_id) if is_result else []
     if isinstance(event, client.ToolAccepted):
@@ -252,7 +256,12 @@ def _report(
     notice = Notice(
         text=note, expires_at=expires_at, untrusted=late.untrusted, late=True, images=result.images
     )
-    return [r.LateFinished(late.call_id, notice, starts_turn)]
+    return [r.LateFinished(late.call_id, notice, starts_turn, _is_in_part(event, late.effect))]
+
+
+def _is_in_part(event: object, effect: str) -> bool:
+    """Return whether a call has done a part of its work: repeated by mistake, it would do it twice."""
+    return isinstance(event, client.ToolCancelled) and event.effect == "partial" and effect != "read"
 
 
 def _outcome(

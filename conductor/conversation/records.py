@@ -358,11 +358,15 @@ class JobAccepted(Fact, frozen=True):
 
 
 class LateFinished(Fact, frozen=True):
-    """A result came after its call was closed. ``starts_turn``: a turn reports it."""
+    """A result came after its call was closed. ``starts_turn``: a turn reports it.
+
+    ``in_part``: a part of the call was done, so it is still unknown what a repetition would do.
+    """
 
     call_id: str
     notice: Notice
     starts_turn: bool
+    in_part: bool = False
 
 
 # Their ``text`` is the text of the transcript ``event_id``.

@@ -1023,6 +1023,12 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         {"late_calls.c1": GONE, "unknown_calls.c1": GONE, "notices+": [RESULT]},
     ),
     (
+        "a late report that it was cancelled in part",
+        TIMED_OUT_BEFORE,
+        r.LateFinished("c1", RESULT, starts_turn=True, in_part=True),
+        {"late_calls.c1": GONE, "notices+": [RESULT]},
+    ),
+    (
         "a late result of a call that changed nothing",
         fold(finished(late=LATE), ENDED, state=CALLED),
         r.LateFinished("c1", RESULT, starts_turn=True),

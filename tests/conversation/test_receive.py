@@ -634,6 +634,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         CALLED,
         {},
         CANCELLED_IN_PART,
+        [finished("c1", "cancelled", reason="partial", unknown=UnknownCall("digest c1", UNTIL))],
+    ),
+    (
+        "a read that was cancelled in part",
+        fold(STARTED, replied(device(effect="read", started_at=NOW))),
+        {},
+        CANCELLED_IN_PART,
         [finished("c1", "cancelled", reason="partial")],
     ),
     (
@@ -675,6 +682,13 @@ EVENTS: list[tuple[str, Conversation, Facts, object, object]] = [
         reported(f"done; {NOT_CANCELLED}"),
     ),
     ("a write that was cancelled, late", LATE, {}, CANCELLED, reported("cancelled")),
+    (
+        "a write that was cancelled in part, late",
+        LATE,
+        {},
+        CANCELLED_IN_PART,
+        [changed(reported("cancelled")[0], in_part=True)],
+    ),
     ("the end of a prompt", ASKED, {}, PROMPT_DONE, [r.PromptHeard("q1")]),
     # Texts of others.
     (

@@ -665,7 +665,7 @@ async def test_a_device_that_cancels_in_time_says_how_far_it_got(
 
 
 @pytest.mark.parametrize("effect", ["none", "partial", "complete"])
-async def test_the_late_result_of_an_interrupted_call_is_told_and_nothing_is_unknown_any_more(
+async def test_the_late_report_of_an_interrupted_call_is_told(
     effect: Literal["none", "partial", "complete"],
 ) -> None:
     scripts: list[Script] = [[call("device.do")], [TextDelta("I see.")], [TextDelta("Next.")]]
@@ -675,6 +675,29 @@ async def test_the_late_result_of_an_interrupted_call_is_told_and_nothing_is_unk
     say(stage, client.ToolCancelled(call_id, effect, "two of three"))
     await stage.quiet()
     assert told_late(stage) == (effect != "none")
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["in time", "after an interruption"])
+@pytest.mark.parametrize("effect", ["none", "partial"])
+async def test_a_write_that_was_done_in_part_is_not_repeated_without_a_question(
+    effect: Literal["none", "partial"], is_late: bool
+) -> None:
+    def replies(request: ModelRequest) -> Script:
+        last = request.messages[-1]
+        return [TextDelta("I see.")] if is_late and isinstance(last, Note) else [call("device.do")]
+
+    stage, call_id = await calling(with_tools(make_services(replies), STOPPABLE), "cancel", "approval")
+    if is_late:
+        stage.app.interrupt()
+        await stage.settled()
+    say(stage, client.ToolCancelled(call_id, effect))
+    if is_late:
+        await stage.quiet()
+        stage.app.say("again")
+    await later(5)
+    asked, ran = payloads(stage, "approval.request"), stage.app.shapes().count("device.do")
+    assert (len(asked), ran) == ((1, 1) if effect == "partial" else (0, 2))
+    assert not asked or "may have happened" in str(asked[0]["reasons"])
 
 
 def told_late(stage: Stage) -> bool:
