@@ -390,7 +390,6 @@ class Client {
   connection = "connecting";
   started;
   #options;
-  #capabilities = [];
   #accepted = new Set();
   #socket = null;
   #number = 0; // of the socket
@@ -697,14 +696,13 @@ class Client {
       this.#options;
     const { onHints, onUnfinished, holdUnfinishedMs } = this.#options;
     const { timeZone = Intl.DateTimeFormat().resolvedOptions().timeZone } = this.#options;
-    this.#capabilities = capabilities ?? [...SERVED, ...(onApproval || this.#voiceModel ? ["approval"] : [])];
-    if (!capabilities && (onHints || onUnfinished || holdUnfinishedMs !== undefined)) this.#capabilities.push("hints");
-    if (this.#voiceModel) this.#capabilities = this.#capabilities.filter((name) => name !== "segments");
+    const listens = onHints || onUnfinished || holdUnfinishedMs !== undefined;
+    const own = [...SERVED, ...(onApproval || this.#voiceModel ? ["approval"] : []), ...(listens ? ["hints"] : [])];
+    const named = (capabilities ?? own).filter((name) => name !== "segments" || !this.#voiceModel);
     const start = { sessionId: this.sessionId, locale, lang, timeZone, model, instructions, variables, greeting };
-    Object.assign(start, { capabilities: this.#capabilities, tools });
-    if (holdUnfinishedMs !== undefined) start.holdUnfinishedMs = holdUnfinishedMs;
+    Object.assign(start, { capabilities: named, tools, holdUnfinishedMs });
     this.#expire();
-    if (this.#known && this.#capabilities.includes("resume")) start.resume = this.#resume(MAX_START_BYTES - bytes(start));
+    if (this.#known && named.includes("resume")) start.resume = this.#resume(MAX_START_BYTES - bytes(start));
     const event = this.#event("session.start", start);
     this.#startId = event.id;
     this.#write(event);

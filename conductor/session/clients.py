@@ -182,19 +182,22 @@ class Clients:
 
     def hear(self, *, is_final: bool) -> None:
         """Record that the person speaks, or has spoken."""
-        live, now = self._session.view.live, self._session.view.now()
-        if now >= live.speech.speaking_until:
-            live.speech.utterance_began = now
+        live, now = self._session.view.live, self._begin_utterance()
         live.speech.heard_at = now
         live.speech.speaking_until = 0 if is_final else now + self._session.conduct.floor_ms
         live.speech.sends_partials = live.speech.sends_partials or not is_final
 
     def hear_onset(self) -> None:
         """Record that the person begins to speak over a speech."""
+        live, now = self._session.view.live, self._begin_utterance()
+        live.speech.speaking_until = max(live.speech.speaking_until, now + self._session.conduct.pause_ms)
+
+    def _begin_utterance(self) -> int:
+        """Record that the person begins to speak, unless an utterance is under way; return the time."""
         live, now = self._session.view.live, self._session.view.now()
         if now >= live.speech.speaking_until:
             live.speech.utterance_began = now
-        live.speech.speaking_until = max(live.speech.speaking_until, now + self._session.conduct.pause_ms)
+        return now
 
     def show(self, question_id: str) -> None:
         """Record that the client shows a card."""

@@ -505,6 +505,12 @@ RECORDS: list[tuple[str, Conversation, r.Record, Changes]] = [
         r.ContextAdded("", RAIN),
         {"facts": (RAIN,)},
     ),
+    (
+        "facts with as many bytes as stand",
+        told(*LONG_FACTS[:3]),
+        r.ContextAdded("", LONG_FACTS[3]),
+        {"facts": LONG_FACTS},
+    ),
     ("a fact too many", told(*MANY_FACTS), r.ContextAdded("", RAIN), {"facts": (*MANY_FACTS[1:], RAIN)}),
     (
         "facts that are too long",
