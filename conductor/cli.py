@@ -108,12 +108,12 @@ COMMANDS = {
     ),
     "completion": ("print the completion of a shell, to be read by it", ".completion:run", "shell"),
 }
-ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--all": {"action": "store_true", "help": "delete all data of the subject"},
     "--force": {"action": "store_true", "help": "replace an existing file"},
     "--host": {"metavar": "ADDRESS", "help": "the server's address (HOST)"},
     "--insecure-no-auth": {"action": "store_true", "help": "accept other machines without AUTH_TOKENS"},
-    "--json": {"action": "store_true", "help": "print JSON; of talk, the server's events, one a line"},
+    "--json": {"action": "store_true", "help": "print JSON"},
     "--judge": {"metavar": "MODEL", "help": "the model that answers judge questions"},
     "--person": {"metavar": "MODEL", "help": "the model that plays the person of a file"},
     "--junit": {"type": Path, "metavar": "OUT.xml", "help": "also write JUnit XML"},
@@ -122,7 +122,7 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
         "help": "listen on the local network with a new token; prints the address and a QR code",
     },
     "--log-level": {"metavar": "LEVEL", "help": "debug, info, warning or error (LOG_LEVEL)"},
-    "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL; rehearse: PROFILE or PROVIDER:MODEL)"},
+    "--model": {"help": "the model (ANTHROPIC_MODEL, OPENAI_MODEL)"},
     "--offline": {"action": "store_true", "help": "do not connect to the models' services and MCP servers"},
     "-o/--output": {"type": Path, "metavar": "FILE", "help": "write to this file"},
     "--patience": {"type": float, "metavar": "SECONDS", "help": "time limit of a step"},
@@ -164,8 +164,24 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "session": {"help": "the session's id"},
     "session?": {"nargs": "?", "help": "the session's id"},
     "text*": {"nargs": "*", "metavar": "TEXT", "help": "send this text and exit after the answer"},
-    "tool": {"help": "the tool's name; in rules * matches any characters"},
+    "tool": {"help": "the tool's name"},
 }
+_OWN_HELP = {
+    ("talk", "--json"): "print the server's events as JSON, one a line",
+    ("rehearse run", "--model"): "the model that answers (PROFILE or PROVIDER:MODEL)",
+    ("sessions list", "--subject"): "only the sessions of this subject",
+    ("sessions export", "--subject"): "only the sessions of this subject",
+    (
+        "sessions delete",
+        "--subject",
+    ): "the subject; required with --all, and if the id is ambiguous",
+}
+
+
+def argument_of(command: str, argument: str) -> Mapping[str, Any]:
+    """Return the keywords of an argument of a command, for `argparse`; it may mean something else to one."""
+    own = _OWN_HELP.get((command, argument))
+    return _ARGUMENTS[argument] if own is None else {**_ARGUMENTS[argument], "help": own}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -242,5 +258,5 @@ def _parser() -> argparse.ArgumentParser:
         for argument in arguments.split():
             names = argument.rstrip("?*").split("/")
             shown = {} if argument.startswith("-") else {"metavar": names[0].upper()}
-            command.add_argument(*names, **{**shown, **ARGUMENTS[argument]})
+            command.add_argument(*names, **{**shown, **argument_of(name, argument)})
     return parser

@@ -55,6 +55,7 @@ def facts(settings: Settings, port: int) -> dict[str, Any]:
     return {
         "version": __version__,
         "address": f"ws://{_authority(settings.host, port)}/ws",
+        **({"page": page} if (page := _page(settings, port)) else {}),
         "store": settings.store_kind if settings.store_kind == "memory" else describe_store(settings),
         "models": [profile.heading for profile in load_profiles(settings).by_name.values()],
         "mcp": [server.name for server in load_mcp_servers(settings) if server.enabled],

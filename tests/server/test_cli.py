@@ -283,7 +283,10 @@ def test_help_is_a_command_and_completion_knows_every_command(
         < help_text.index("check ")
         < help_text.index("tools ")
     )
-    assert of_list.startswith("conductor tools list")
+    assert of_list.startswith("conductor tools list") and "talk" not in of_list
+    with pytest.raises(SystemExit):
+        main(["talk", "--help"])
+    assert "print the server's events as JSON" in " ".join(capfd.readouterr().out.split())
     code, out, _ = conductor("completion", "bash")
     assert code == 0 and all(name.split()[-1] in out for name in COMMANDS)
 
@@ -358,6 +361,8 @@ async def test_a_server_logs_its_address_answers_and_ends_on_a_signal(tmp_path: 
     async with server(tmp_path) as served:
         (line,) = served.lines
         assert "started" in line and f"version={__version__}" in line and "models=['demo']" in line
+        page = served.url.replace("ws://", "http://").removesuffix("ws")
+        assert f"page={page} " in line
         async with App(served.url) as phone:
             await phone.ask("say hello")
             assert len(phone.finals()) == 1
