@@ -1,11 +1,11 @@
-"""Approvals by voice: the spoken question, and the closed grammar of answers; a page of words a language."""
+"""Approvals by voice: the spoken question, and the closed grammar of answers; two pages a language."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from conductor.plugins.judges.backchannels import is_backchannel
+from conductor.plugins.judges.backchannels import is_backchannel, is_credit
 from conductor.plugins.judges.grammar import classify
 from conductor.plugins.judges.halves import is_unfinished
 from conductor.plugins.judges.page import load_page
@@ -58,6 +58,10 @@ class PageJudge:
     def is_backchannel(self, utterance: str) -> bool:
         """Return whether an utterance only shows that the person listens (`ApprovalJudge`)."""
         return is_backchannel(utterance, load_page(self._language))
+
+    def is_credit(self, utterance: str) -> bool:
+        """Return whether an utterance is the credits of a film (`ApprovalJudge`)."""
+        return is_credit(utterance, load_page(self._language))
 
     def answers(self, question: QuestionWords) -> Sequence[str]:
         """List the words to repeat, or yes, and no (`ApprovalJudge`)."""

@@ -1,4 +1,4 @@
-"""A language on one page: the words of answers, the sentences of questions, and how a text becomes words."""
+"""A language on two pages, of answers and of turns: its words and sentences, and how a text becomes words."""
 
 from __future__ import annotations
 
@@ -19,12 +19,17 @@ MAX_CHARS = 2000
 MAX_PHRASE_WORDS = 10
 
 PHRASES = (
-    *("hesitations", "backchannels", "frames", "consents", "weak", "leads", "courtesies", "pronouns"),
-    *("session", "refusals", "before_refusals", "no_refusals", "last_refusals", "waits", "repeats"),
-    *("before_repeat", "unfinished", "no_unfinished", "separable", "openings", "fillers"),
-    *("clauses", "correlatives"),
+    *("hesitations", "consents", "weak", "leads", "courtesies", "pronouns", "session", "refusals"),
+    *("before_refusals", "no_refusals", "last_refusals", "waits", "repeats", "before_repeat"),
 )
-"""The lists of phrases of a page: a phrase with its alternatives a line."""
+"""The lists of phrases of the page of answers: a phrase with its alternatives a line."""
+TURN_PHRASES = (
+    *("backchannels", "frames", "tails", "openers", "receipts", "newsmarks", "enough"),
+    *("unfinished", "no_unfinished", "conjunctions", "compared", "adverbs", "auxiliaries"),
+    *("modals", "transitives", "separable", "split", "second", "giving", "verb_last", "relatives"),
+    *("correlatives", "fillers", "openings"),
+)
+"""The lists of phrases of the page of turns; some are tables of classes there."""
 LISTS = (
     "small",
     "final",
@@ -61,12 +66,15 @@ def fold(text: str) -> str:
 
 
 class Page:
-    """One language: ``phrases`` and ``lists`` by the names above, ``sentences`` are the question's.
+    """One language, on a page of answers and one of turns.
+
+    ``phrases`` and ``lists`` have the names above, ``sentences`` are the question's.
 
     ``names`` of signs are said in place of the signs. ``framing`` are the words of our own sentences, which a
     value must not pass for, and ``framing_runs`` their runs of three. ``endings`` end a verb's forms,
-    ``clitics`` are pronouns that cling to it. ``stressed`` words are others without their accent. ``verbs``
-    tells by their form the verbs at the end of a clause, in a language that has them there.
+    ``clitics`` are pronouns that cling to it. ``stressed`` words are others without their accent, and words
+    of ``asking`` have theirs. ``verbs`` tells by their form the verbs at the end of a clause, in a language
+    that has them there. ``credits`` tells the end of a film, which recognisers hear in silence.
     """
 
     def __init__(self, language: str, data: Mapping[str, Any]) -> None:
@@ -77,9 +85,11 @@ class Page:
         self.dates: Mapping[str, str] = data["dates"]
         self.currencies: Mapping[str, str] = data["currencies"]
         self.decimal, self.thousands = numbers["marks"]
-        self.verbs = re.compile(data.get("verb_shape") or r"(?!)")
+        self.verbs = re.compile(data["verb_shape"] or r"(?!)")
+        self.credits = re.compile(rf"\W*(?:{'|'.join(data['credits'])})", re.IGNORECASE)
         self.endings: Sequence[str] = data["endings"].split("|")
         self.stressed: Sequence[str] = data["stressed"].split()
+        self.asking: Set[str] = {*data["asking"].split()}
         self.clitics: Set[str] = {*data.get("clitics", "").split()}
         self._spellings = [(re.compile(pattern), text) for pattern, text in data["spellings"].items()]
         self._point, self._and = fold(numbers["point"]), fold(numbers["and"])
@@ -101,7 +111,7 @@ class Page:
             for name in LISTS
         }
         self.phrases: Mapping[str, frozenset[Words]] = {
-            name: frozenset(self._expand(data[name].splitlines())) for name in PHRASES
+            name: frozenset(self._expand(_lines(data[name]))) for name in (*PHRASES, *TURN_PHRASES)
         }
         own = (word for key in _OWN for word in self.words(self.sentences[key].replace("{}", "")))
         self.framing = frozenset(own) - self.lists["small"] - self.lists["links"]
@@ -253,6 +263,12 @@ class Page:
         )
 
 
+def _lines(phrases: str | Mapping[str, str]) -> Iterator[str]:
+    """List the lines of a list of phrases, which may be a table of classes."""
+    for text in (phrases,) if isinstance(phrases, str) else phrases.values():
+        yield from text.splitlines()
+
+
 def _numbers(data: Mapping[str, str]) -> Iterator[tuple[Words, int]]:
     """Name the numbers below a hundred. A ten without a name ("-") is counted on from the one before."""
     small = [names.split("|") for names in data["small"].split()]
@@ -284,6 +300,10 @@ def _canonical(number: str) -> str:
 
 @cache
 def load_page(language: str) -> Page:
-    """Read the page of a language that the package has."""
-    text = resources.files(__package__).joinpath(f"{language}.toml").read_text("utf-8")
-    return Page(language, tomllib.loads(text))
+    """Read the two pages of a language that the package has."""
+    answers, turns = (_read(f"{language}{kind}.toml") for kind in ("", ".turns"))
+    return Page(language, answers | turns.pop("listening") | turns.pop("clauses") | turns)
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(__package__).joinpath(name).read_text("utf-8"))

@@ -204,7 +204,14 @@ def _filled(template: str, spoken: Sequence[Leaf], page: Page) -> _CallName | No
         tuple(page.sentences["infinitives"].split("|"))
     )
     verb = words[-1] if is_last else words[0]
-    return _CallName(_lowered(action, page), literal, frozenset({verb}), frozenset(by_argument))
+    return _CallName(_lowered(action, page), literal, _without_clitics(verb, page), frozenset(by_argument))
+
+
+def _without_clitics(verb: str, page: Page) -> frozenset[str]:
+    """Return an infinitive, and the one without the pronoun that clings to it: "mandarle" is "mandar"."""
+    stems = (verb.removesuffix(clitic) for clitic in page.clitics if verb.endswith(clitic))
+    ends = tuple(page.sentences["infinitives"].split("|"))
+    return frozenset({verb, *(stem for stem in stems if stem.endswith(ends))})
 
 
 def _plain(text: str, page: Page) -> str:

@@ -11,30 +11,44 @@ BACKCHANNELS = {
         Makes sense | Sounds good | go on | That's right | really | okaaay | Oh, okay, I see
         right, right | yes | cool, that's great | Oh nice | It's fine. | that's so true | Um
         of course | all right | exactly | good point | keep going | ohhh | mmhmmm | aha, aha | hahaha | Huh.
-        That's so funny | how sad | well, that makes sense | What a shame. | Oh my goodness""",
+        That's so funny | how sad | well, that makes sense | What a shame. | Oh my goodness
+        Oh, really? | really? | Did she? | no way | ha ha | a ha | that's a lot | oh, is that so?
+        okay man | I'm with you | that explains it | oh bless | absolutely fascinating""",
     "de": """ja | Ja, ja. | mhm | genau | Ach so! | okay, alles klar | stimmt | das stimmt | verstehe
         ja klar | na gut | mach weiter | sehr gut | das klingt gut | hm, okay | ähm | in Ordnung
-        echt | natürlich | ohh | hehe | das ist ja lustig | wie schade | ach du meine Güte | uff""",
+        echt | natürlich | ohh | hehe | das ist ja lustig | wie schade | ach du meine Güte | uff
+        ah so | Ach, wirklich? | echt? | Hat er das? | Nee, oder? | ach guck | na endlich | gut, gell
+        ah, so ist das | das wusste ich gar nicht | das hört sich gut an""",
     "es": """sí | Sí, sí | ajá | vale | claro | Claro que sí. | ya veo | entiendo | de acuerdo | muy bien
         qué interesante | así es | eso es | mhm, vale | por supuesto | sigue | exacto
-        tiene sentido | ohh | jajaja | qué fuerte | pues qué pena | está genial | madre mía""",
+        tiene sentido | ohh | jajaja | qué fuerte | pues qué pena | está genial | madre mía
+        ah mirá vos | ¿En serio? | ¿Ah, sí? | qué bueno, tío | ah, con razón | no me digas | ya te digo""",
     "fr": """oui | oui, oui | d'accord | Ah bon. | je vois | c'est vrai | bien sûr | ok | tout à fait
         ça marche | très bien | en effet | c'est ça | voilà | mhm, d'accord | continue | exactement
-        ouais | ohh | haha | c'est vraiment dommage | très drôle | mon Dieu | sans blague""",
+        ouais | ohh | haha | c'est vraiment dommage | très drôle | mon Dieu | sans blague
+        Ah bon ? | Ah oui ? | vraiment ? | ah, c'est pour ça | c'est fou, ça | Oh là là. | tiens donc""",
 }
 OTHERS = {
     "en": """no | stop | wait | okay stop | yeah but | uh-uh | nuh-uh | mm-mm | thanks | hey | well
-        what | really? | right? | no way | yes please | who | two | okay so what about tea | I know
+        what | right? | okay? | not really? | yes please | who | two | okay so what about tea | I know
         that's enough | okay thanks | not really | hold on | yes, no | right now | go away
         I see a problem | okay, and | good morning | sure, but later
-        louder | how | that is | that's wrong | that's too loud | me | home | shh | huh, what | just no""",
-    "de": """nein | stopp | warte | ja, aber | doch | danke | was | echt? | na ja | genug | das reicht
+        louder | how | that is | that's wrong | that's too loud | me | home | shh | huh, what | just no
+        oh wait | ah no | oh, and call Bob | oh Bob | oh, the milk | that's good enough | okay man stop
+        is it open? | did you call her? | so that | that's not right | oh turn it off | oh so""",
+    "de": """nein | stopp | warte | ja, aber | doch | danke | was | ja? | na ja | genug | das reicht
         nee | mm-mm | ja, und | nicht gut | okay, dann um acht | mach lauter
-        lauter | wie | so | das ist | das ist zu laut | pst | um | ihm | oh nein""",
+        lauter | wie | so | das ist | das ist zu laut | pst | um | ihm | oh nein
+        ach nein | oh warte | schon gut | gut jetzt | ist gut | okay, halt | ja halt | oh, die Milch
+        ach, und ruf Peter an | hat der offen? | das weiß ich | weiter | ach das""",
     "es": """no | para | espera | sí, pero | gracias | basta | qué | ya basta | ¿sí? | si llueve | mm-mm
-        vale, y | no entiendo | más alto | muy | qué hora | eso está mal | shh | me | está""",
+        vale, y | no entiendo | más alto | muy | qué hora | eso está mal | shh | me | está
+        ah no | ya vale | ya está | ah, espera | ah, y llama a Ana | ay, la leche | más fuerte
+        no está bien | ¿está abierto? | ya lo sé | qué restaurante | anda ya""",
     "fr": """non | stop | attends | oui, mais | merci | quoi | ça suffit | si | pas vrai | mm-mm
-        d'accord, et | ah bon ? | je ne vois pas | plus fort | c'est | c'est faux | chut | ma | très""",
+        d'accord, et | oui ? | je ne vois pas | plus fort | c'est | c'est faux | chut | ma | très
+        ah non | oh, attends | ah, et appelle Bob | trop fort | c'est pas bon | oh, le lait | bon alors
+        c'est loin ? | je sais | ça va bien""",
 }
 
 

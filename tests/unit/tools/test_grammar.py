@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conductor.plugins import judges
 from conductor.plugins.judges import LANGUAGES, QuestionWords, classify, make_question, prompt
 from conductor.plugins.judges.grammar import MAX_CHARS
-from conductor.plugins.judges.page import LISTS, PHRASES, load_page
+from conductor.plugins.judges.page import LISTS, PHRASES, TURN_PHRASES, load_page
 from conductor.tools.base import ToolSpec
 from conductor.tools.judge import Answer, AnswerKind
 from conductor.tools.outcomes import Risk
@@ -68,15 +68,17 @@ def kind(utterance: str, question: QuestionWords = DELETE, lang: str | None = No
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_language_is_one_page(language: str) -> None:
-    text = resources.files(judges).joinpath(f"{language}.toml").read_text("utf-8")
-    assert len(text.encode()) <= 16 * 1024 and text.count("\n") <= 320
+def test_a_language_is_two_pages(language: str) -> None:
+    for kind in ("", ".turns"):
+        text = resources.files(judges).joinpath(f"{language}{kind}.toml").read_text("utf-8")
+        # The page of turns has what closed classes of words a language has.
+        assert len(text.encode()) <= 22 * 1024 and text.count("\n") <= 360, kind
     page, english = load_page(language), load_page("en")
     assert set(page.sentences) == set(english.sentences) and set(page.names) >= {
         *"<>=*~/\\@#%&+|^_.:-",
         "minus",
     }
-    assert set(page.phrases) == {*PHRASES} and set(page.lists) == {*LISTS}
+    assert set(page.phrases) == {*PHRASES, *TURN_PHRASES} and set(page.lists) == {*LISTS}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -215,11 +217,13 @@ def test_an_answer_approves_only_as_a_whole(text: str, question: QuestionWords, 
         ("de", "ja aber nicht an Anna", "deny"),
         ("de", "ja, bitte senden", "allow"),
         ("de", "ja, sende", "unclear"),
+        ("de", "Ja, mach nur.", "allow"),
         ("de", "ja, darfst du", "allow"),
         ("de", "na ja", "unclear"),
         ("de", "ist ja gut", "unclear"),
         ("es", "s\u00ed, env\u00edalo", "allow"),
         ("es", "si por favor", "allow"),
+        ("es", "bueno, dale", "allow"),
         ("es", "no lo env\u00edes", "deny"),
         ("es", "claro que no", "deny"),
         ("es", "no hay problema, adelante", "allow"),
@@ -236,6 +240,19 @@ def test_an_answer_approves_only_as_a_whole(text: str, question: QuestionWords, 
 )
 def test_each_language_has_its_own_ways(language: str, text: str, expected: AnswerKind) -> None:
     assert kind(text, of(language)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dale, m\u00e1ndasela", "allow"),
+        ("dale, m\u00e1ndale la foto a Luc\u00eda", "allow"),
+        ("no la mandes", "deny"),
+        ("m\u00e1ndasela a Ana", "unclear"),
+    ],
+)
+def test_a_pronoun_that_clings_to_the_action_is_no_part_of_its_verb(text: str, expected: AnswerKind) -> None:
+    assert kind(text, ask("x", {}, language="es", spoken="mandarle la foto a Luc\u00eda")) == expected
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
