@@ -122,24 +122,18 @@ def was_handled(state: Conversation, event_id: str, event: object) -> bool:
 # -- the person's words
 
 
-def wordless(text: str) -> Refuse | None:
+def wordless(view: View, text: str) -> Refuse | None:
     """Refuse the transcript of a noise: no letter or digit outside brackets, or the credits of a film."""
     if not text.strip():
         return Refuse("invalid_transcript", "The transcript is empty.")
-    if any(map(str.isalnum, _BRACKETED.sub("", text))) and not _CREDITS.match(text):
+    if any(map(str.isalnum, _BRACKETED.sub("", text))) and not view.gate.is_credit(text):
         return None
     return Refuse("invalid_transcript", "The transcript has no words.")
 
 
-# Whisper hears them in silence: "Untertitel im Auftrag des ZDF für funk, 2017", "Copyright WDR 2021".
-_CREDITS = re.compile(
-    r"\W*(?:(?:subtitl|untertitel|sous-titr|subt[ií]tul|legenda)[\w-]*+"
-    r".{0,60}?(?:amara\.org|im auftrag de|radio-canada)"
-    r"|(?:untertitelung\b.{0,30}|copyright (?-i:[A-Z]{2,5}) )(?:19|20)\d\d\W*$)",
-    re.IGNORECASE,
-)
+# A recogniser writes a song that it hears between notes.
 _BRACKETED = re.compile(
-    r"\([^()]*+\)|\[[^\[\]]*+\]|\{[^{}]*+\}|<[^<>]*+>|\*[^*]*+\*|\uff08[^\uff08\uff09]*+\uff09|\u3010[^\u3010\u3011]*+\u3011"
+    r"[♪♫🎵🎶][^♪♫🎵🎶]*+[♪♫🎵🎶]|\([^()]*+\)|\[[^\[\]]*+\]|\{[^{}]*+\}|<[^<>]*+>|\*[^*]*+\*|\uff08[^\uff08\uff09]*+\uff09|\u3010[^\u3010\u3011]*+\u3011"
 )
 
 

@@ -57,6 +57,9 @@ class CallGate(Protocol):
     def is_unfinished(self, words: str, lang: str) -> bool:
         """Return whether words end in the middle of a sentence, in the person's language."""
 
+    def is_credit(self, words: str) -> bool:
+        """Return whether words are the credits of a film, in any language."""
+
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
 

@@ -400,6 +400,10 @@ class SessionGate(CallGate):
         judge = self._services.judges.get(code_of(lang or profile.lang or profile.locale or "en"))
         return judge is not None and judge.is_unfinished(words)
 
+    def is_credit(self, words: str) -> bool:
+        """Return whether words are the credits of a film, in any language: a recogniser may mistake it."""
+        return any(judge.is_credit(words) for judge in self._services.judges.values())
+
     def language_of(self, lang: str) -> str:
         """Choose the language of a question for a person who has spoken in ``lang``, if that is known."""
         profile = self._state.profile

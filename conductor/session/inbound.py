@@ -282,7 +282,7 @@ async def _take_transcript(session: Session, event_id: str, event: client.Transc
     session.clients.hear(is_final=True)
     if was_handled(session.state, event_id, event):
         return InboundResult.REPEATED
-    if (noise := wordless(event.text)) is not None:
+    if (noise := wordless(view, event.text)) is not None:
         return await _refuse_noise(session, noise, event_id)
     taken = _taken(session, event_id, event)
     session.outbox.expect_no_acknowledgements()  # after a noise the speech goes on

@@ -132,3 +132,4 @@ class JudgeContract:
             assert answer.kind in get_args(AnswerKind)
             assert answer.scope in ("once", "session")
         assert isinstance(judge.is_unfinished(utterance), bool)
+        assert isinstance(judge.is_credit(utterance), bool)

@@ -75,6 +75,13 @@ class ApprovalJudge(Protocol[_Question]):
         """
         ...
 
+    def is_credit(self, utterance: str) -> bool:
+        """Return whether an utterance is the credits of a film, which some recognisers hear in silence.
+
+        It is then refused as a noise.
+        """
+        ...
+
     def answers(self, question: _Question) -> Sequence[str]:
         """List the words that count as an answer, for the recogniser to listen for."""
         ...

@@ -43,6 +43,9 @@ class Gate(CallGate):
     def is_unfinished(self, words: str, lang: str) -> bool:
         return words.endswith(" und" if lang == "de" else " and")
 
+    def is_credit(self, words: str) -> bool:
+        return words == "Subtitles by Amara.org"
+
     def language_of(self, lang: str) -> str:
         return "en"
 

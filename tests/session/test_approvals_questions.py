@@ -556,6 +556,9 @@ class Listening:
     def is_backchannel(self, utterance: str) -> bool:
         return self._judge.is_backchannel(utterance)
 
+    def is_credit(self, utterance: str) -> bool:
+        return self._judge.is_credit(utterance)
+
     def answers(self, question: Any) -> Sequence[str]:
         return self._judge.answers(question)
 

@@ -69,6 +69,13 @@ class DutchJudge:
         words = re.findall(r"\w+", utterance.lower())
         return "?" not in utterance and bool(words) and LISTENS.issuperset(words)
 
+    def is_credit(self, utterance: str) -> bool:
+        """Return whether an utterance is the credits of a film, which some recognisers hear in silence."""
+        return (
+            re.match(r"\W*(?:onder|ver)titel(?:d|ing|s)\b.*(?:amara\.org|\d{4})", utterance.lower())
+            is not None
+        )
+
     def answers(self, question: Question) -> tuple[str, ...]:
         """List the words that count as an answer."""
         return ("ja", "nee") if question.by_voice else ("nee",)
