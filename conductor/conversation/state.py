@@ -431,7 +431,7 @@ class Conversation(Part, kw_only=True):
     def unanswered(self) -> Input | None:
         """The words of the running turn, as they would wait for more; None once it has brought anything."""
         turn, said = self.turn, self.log[-1] if self.log else None
-        if turn is None or turn.cause != "transcript" or turn.reply_text or turn.bridged:
+        if turn is None or turn.reply_text or turn.bridged:
             return None
         if not isinstance(said, UserMessage) or not turn.transcripts:
             return None

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from conductor.conversation import records as r
-from conductor.conversation.state import Call, Conversation, Notice, Question
-from conductor.messages import UserMessage
-from tests.conversation.build import CARDS, STARTED, asking, device, finished, fold, local, question, replied
+from conductor.conversation.state import (
+    MAX_FACTS,
+    AppFact,
+    Call,
+    Conversation,
+    Input,
+    Notice,
+    Question,
+)
+from conductor.messages import Image, UserMessage
+from tests.conversation.build import (
+    CARDS,
+    NOW,
+    STARTED,
+    asking,
+    device,
+    finished,
+    fold,
+    local,
+    question,
+    replied,
+)
 
 NEW = Conversation()
+NEWS = r.TurnStarted(cause="news", limit_ms=9)
+INTERRUPTED = r.TurnEnded(reason="interrupted", follows=True)
+MILK_AND = Input(event_id="e1", text="milk and", until=9)
 ROUND = fold(STARTED, replied(device("c1"), device("c2")), finished("c1"))
 
 IS_NEW: list[tuple[str, Conversation, bool]] = [
@@ -60,6 +83,113 @@ FOCUS: list[tuple[str, Conversation, Question | None]] = [
 @pytest.mark.parametrize(("state", "focus"), [row[1:] for row in FOCUS], ids=[row[0] for row in FOCUS])
 def test_a_spoken_answer_concerns_the_first_question(state: Conversation, focus: Question | None) -> None:
     assert state.focus == focus
+
+
+# -- words that wait for more
+
+SHOWN = Image(id="a", media_type="image/png", size=9, width=1, height=1)
+HALVES = fold(
+    r.InputQueued("e1", "milk and", "en", until=NOW + 9, images=(SHOWN,)),
+    r.InputQueued("e2", "eggs", until=NOW + 9),
+)
+WHOLE = Input(event_id="e2", text="milk and eggs", lang="en", until=NOW + 9, earlier=("e1",), images=(SHOWN,))
+STARTS_WHOLE = r.TurnStarted(
+    cause="transcript", limit_ms=9, event_id="e2", text="milk and eggs", lang="en", images=(SHOWN,)
+)
+BEGUN = fold(STARTS_WHOLE, state=HALVES)
+BEGUN_AGAIN = replace(WHOLE, until=NOW, shown=len("milk and eggs"))
+WORDS = Input(event_id="words-1", text="go", until=NOW, shown=2)
+UNANSWERED: list[tuple[str, Conversation, Input | None]] = [
+    ("no turn", HALVES, None),
+    ("a turn about two halves", BEGUN, BEGUN_AGAIN),
+    ("a turn", fold(STARTED), WORDS),
+    ("a turn about news", fold(r.NoticeTaken("", Notice(text="n")), NEWS), None),
+    ("a turn about words without an event", fold(replace(STARTED, event_id="")), None),
+    ("a part of a reply", fold(STARTED, r.SegmentSpoken("One. ", "One.")), None),
+    ("a phrase of waiting", fold(STARTED, r.BridgeSpoken("Wait.")), None),
+    ("a call", ROUND, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [row[1:] for row in UNANSWERED], ids=[row[0] for row in UNANSWERED]
+)
+def test_words_wait_for_more_until_their_turn_has_brought_anything(
+    state: Conversation, words: Input | None
+) -> None:
+    assert state.unanswered == words
+
+
+HALF: list[tuple[str, Conversation, Input | None]] = [
+    ("nothing waits", NEW, None),
+    ("a whole sentence waits", fold(r.InputQueued("e1", "milk")), None),
+    ("half a sentence waits", fold(r.InputQueued("e1", "milk and", until=9)), MILK_AND),
+    (
+        "it waits behind a whole one",
+        fold(r.InputQueued("e0", "hi"), r.InputQueued("e1", "milk and", until=9)),
+        MILK_AND,
+    ),
+    ("two halves wait", HALVES, WHOLE),
+    (
+        "the other half names its language",
+        fold(r.InputQueued("e1", "milk and", "en", until=9), r.InputQueued("e2", "Eier", "de", until=9)),
+        Input(event_id="e2", text="milk and Eier", lang="de", until=9, earlier=("e1",)),
+    ),
+    (
+        "the rest of words that began a turn is shown alone",
+        fold(replace(INTERRUPTED, continues=True), r.InputQueued("e3", "ham", until=9), state=BEGUN),
+        Input(
+            event_id="e3",
+            text="milk and eggs ham",
+            lang="en",
+            until=9,
+            earlier=("e1", "e2"),
+            images=(SHOWN,),
+            shown=len("milk and eggs"),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("state", "half"), [row[1:] for row in HALF], ids=[row[0] for row in HALF])
+def test_half_a_sentence_is_the_last_that_waits(state: Conversation, half: Input | None) -> None:
+    assert state.half == half
+
+
+# -- the app's facts
+
+CART, SUN = AppFact(text="Three items.", key="cart"), AppFact(text="The sun shines.")
+FULLER_CART, TOLD_SUN = replace(CART, text="Four items."), replace(SUN, untrusted=True)
+NAMED_AS_CART, SAME_WORDS = AppFact(text="cart"), replace(CART, key="")
+OVER, BRIEF = AppFact(text="Rain.", expires_at=NOW), AppFact(text="Snow.", expires_at=NOW + 1)
+MANY = tuple(AppFact(text=f"f{number}") for number in range(MAX_FACTS))
+LONG = tuple(AppFact(text=letter * 2_000 + "\u00e9" * 24) for letter in "abcd")  # 8,192 bytes
+BYTE, HALF_OF_ALL = AppFact(text="x"), AppFact(text="x" * 4_096)
+FACTS: list[tuple[str, tuple[AppFact, ...], AppFact, tuple[AppFact, ...], int]] = [
+    ("the first", (), CART, (CART,), 0),
+    ("another one", (CART,), SUN, (CART, SUN), 0),
+    ("the same key", (CART, SUN), FULLER_CART, (SUN, FULLER_CART), 0),
+    ("the same text without a key", (SUN, CART), TOLD_SUN, (CART, TOLD_SUN), 0),
+    ("the text of a fact with a key", (CART,), SAME_WORDS, (CART, SAME_WORDS), 0),
+    ("the key of another as its text", (CART,), NAMED_AS_CART, (CART, NAMED_AS_CART), 0),
+    ("an empty text with its key", (CART, SUN), replace(CART, text=""), (SUN,), 0),
+    ("an empty text with another key", (CART,), AppFact(text="", key="x"), (CART,), 0),
+    ("one is over", (OVER, CART), SUN, (CART, SUN), 0),
+    ("one is not over yet", (BRIEF,), SUN, (BRIEF, SUN), 0),
+    ("one too many", MANY, SUN, (*MANY[1:], SUN), 1),
+    ("as many bytes as stand", LONG[:3], LONG[3], LONG, 0),
+    ("one byte too many", LONG, BYTE, (*LONG[1:], BYTE), 1),
+    ("many bytes too many", LONG, HALF_OF_ALL, (*LONG[2:], HALF_OF_ALL), 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("facts", "added", "stand", "dropped"), [row[1:] for row in FACTS], ids=[row[0] for row in FACTS]
+)
+def test_a_fact_replaces_its_former_one_and_the_oldest_go_first(
+    facts: tuple[AppFact, ...], added: AppFact, stand: tuple[AppFact, ...], dropped: int
+) -> None:
+    assert Conversation(facts=facts).facts_with(added, NOW) == (stand, dropped)
 
 
 def test_a_call_says_where_it_runs_and_whether_it_has_ended() -> None:
