@@ -11,7 +11,8 @@ RUN pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.
 COPY pyproject.toml README.md LICENSE ./
 COPY conductor/ conductor/
 # conductor/web has links to them.
-COPY clients/js/conductor.js clients/js/conductor-elements.js clients/js/openai-live.js clients/js/
+COPY clients/js/conductor.js clients/js/conductor-elements.js clients/js/openai-live.js clients/js/utterances.js \
+    clients/js/
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir dist . \
     && pip --python /opt/conductor/bin/python install --no-cache-dir --no-deps --no-index dist/*.whl
 

@@ -28,6 +28,11 @@ export interface BridgeOptions {
 
 export interface Bridge {
   /**
+   * The talk so far, of the voice sessions before, too: the latest 128 utterances, as a new voice session takes them for its
+   * `input`.
+   */
+  readonly history: { role: "user" | "assistant"; content: [{ type: "input_text" | "output_text"; text: string }] }[];
+  /**
    * Go on with the channel of another voice session, after the loss of the one before. What was not appended is appended
    * there, and questions are asked anew. The channel before is not listened to any more.
    */

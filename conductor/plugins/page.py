@@ -41,7 +41,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 # The libraries are for the pages of any origin; who may connect is another matter.
-LIBRARY_PATHS = ("/conductor.js", "/conductor-elements.js", "/openai-live.js")
+LIBRARY_PATHS = ("/conductor.js", "/conductor-elements.js", "/openai-live.js", "/utterances.js")
 LIBRARY_HEADERS = {
     **HEADERS,
     "Access-Control-Allow-Origin": "*",

@@ -76,6 +76,7 @@ async def test_the_libraries_alone_may_be_used_by_pages_of_other_origins() -> No
             "/conductor.js",
             "/conductor-elements.js",
             "/openai-live.js",
+            "/utterances.js",
             "/page.json",
         ):
             for method in ("GET", "HEAD"):

@@ -74,7 +74,7 @@ async def node_tests(listener: Listener, *files: str, seed: int = 1) -> str:
 
 async def test_it_holds_conversations() -> None:
     async with demo() as listener:
-        await node_tests(listener, "conductor.test.js", "bridge.test.js")
+        await node_tests(listener, "conductor.test.js", "bridge.test.js", "utterances.test.js")
         sessions = {session.key.session_id: session.state.log for session in listener.registry.sessions}
         (told,) = [s for s in listener.registry.sessions if s.key.session_id == "js-facts"]
         facts = [(fact.key, fact.text, fact.untrusted) for fact in told.state.facts]
@@ -172,10 +172,10 @@ async def test_it_is_packed() -> None:
     assert {file["path"] for file in pack["files"]} == {
         *("LICENSE", "README.md", "package.json"),
         *("conductor.d.ts", "conductor.js", "conductor-elements.d.ts", "conductor-elements.js"),
-        *("openai-live.d.ts", "openai-live.js"),
+        *("openai-live.d.ts", "openai-live.js", "utterances.js"),
     }
 
 
-@pytest.mark.parametrize("name", ["conductor.js", "conductor-elements.js", "openai-live.js"])
+@pytest.mark.parametrize("name", ["conductor.js", "conductor-elements.js", "openai-live.js", "utterances.js"])
 def test_the_server_has_the_same_file(name: str) -> None:
     assert (ROOT / "conductor" / "web" / name).read_bytes() == (PACKAGE / name).read_bytes()

@@ -98,7 +98,7 @@ def test_the_source_distribution_holds_every_file_of_the_package(tmp_path: Path)
         files = {member.name.partition("/")[2]: member for member in sdist.getmembers()}
     package = {str(path.relative_to(source)) for path in (source / "conductor").rglob("*") if path.is_file()}
     assert package - files.keys() == set()
-    for name in ("conductor.js", "conductor-elements.js", "openai-live.js"):
+    for name in ("conductor.js", "conductor-elements.js", "openai-live.js", "utterances.js"):
         assert files[f"conductor/web/{name}"].isfile(), "in the project it is a link"
 
 

@@ -450,7 +450,7 @@ test("a yes is not said once its question is settled, replaced, or forgotten by 
     settle();
     question(voice);
   };
-  for (const happens of [({ settle }) => settle(), replace, cut, ({ bridge: made, settle }) => settle(made.close())]) {
+  for (const happens of [({ settle }) => settle(), replace, cut, ({ channel }) => channel.close(), ({ bridge: made, settle }) => settle(made.close())]) {
     const join = await agreed();
     happens(join);
     await wait(20);
@@ -493,7 +493,38 @@ test("small talk leaves room for the facts of the app", async () => {
     channel.voice("地", number * 10_000 + 3_000);
     await wait(2);
   }
-  assert.ok(facts.size > 1);
+  assert.match([...facts.values()].join(""), /天\nThe voice said: 地$/);
   assert.ok(new TextEncoder().encode([...facts.values()].join("")).length < 4_500); // of 8,192
+  made.close();
+});
+
+test("another voice session can be given the talk so far", async () => {
+  const { bridge: made, channel } = joined();
+  channel.person(" hello", 0);
+  channel.voice(" Hi.", 300);
+  channel.person("  ", 900);
+  await wait(2);
+  channel.person(" any", 2_000);
+  channel.close(); // it has no end
+  made.use(new Channel());
+  assert.deepEqual(made.history, [
+    { role: "user", content: [{ type: "input_text", text: "hello" }] },
+    { role: "assistant", content: [{ type: "output_text", text: "Hi." }] },
+    { role: "user", content: [{ type: "input_text", text: "any" }] },
+  ]);
+  made.close();
+});
+
+test("what is answered late, after an acknowledgement, is asked for when the person goes on", async () => {
+  const { bridge: made, channel, said } = joined();
+  channel.person("Any news?", 0);
+  channel.voice("Let me look.", 300);
+  await wait(2);
+  channel.delegate("d-1", 5_000);
+  await wait(2);
+  assert.deepEqual(said, []); // there may be words after the voice's
+  channel.person("Hello?", 6_000);
+  await wait(2);
+  assert.deepEqual(said, ["Any news?"]);
   made.close();
 });
