@@ -3,7 +3,7 @@
 //
 // What was said, and what it means, is decided in utterances.js. `Commands` is all that goes to the voice, in order. `Bridge` joins them
 // to the client: an event changes its state, and then `#step` does what can be done now.
-import { essentials, heardAt, says, textOf, Transcript, verdict, WAITS } from "./utterances.js";
+import { endOf, essentials, halved, heardAt, isLong, isNoise, isOwn, says, textOf, Transcript, verdict, WAITS } from "./utterances.js";
 
 const QUIET_MS = 800; // no event ends a transcript: so long without a fragment ends an utterance
 const SHOWN_MS = 300; // the server counts a yes only a while after `approval.shown`
@@ -11,13 +11,13 @@ const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one
 const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
 const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the next ask
 const ASKS = 3; // until a question is left to its card
-const TOKENS = 450; // of the 500 that a command may have, since they are counted roughly
+const ACTIVITY = 450; // characters that are told of a tool's activity
 const SHORT = 100; // characters; what is refused so short is not too long
 const FACT_BYTES = 2_000; // of each of the two facts; the app's need room, too: a session has 8 KiB
-const INPUT = 128; // messages that a new voice session may begin with
 
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
-const SILENCE = "There is nothing to say to this: it is done, or being worked on already.";
+const SILENCE = "There is nothing to say to this.";
+const ON_SCREEN = "The question cannot be answered by voice any more. Have the person answer it on the screen.";
 const FAILED = "The request did not get through. Ask the person to say it again.";
 const REFUSED = "The answer could not be given to you. Tell the person that it is on the screen.";
 const TYPED = "The question is open: typed words do not answer it. Have the person answer aloud or on the screen.";
@@ -27,14 +27,11 @@ const ONE_AT_A_TIME = "By voice one question is asked at a time. Make this call 
 /** Join a client and a channel to a voice session, in the same task as `connect()`. The options are in openai-live.d.ts. */
 export const bridge = (client, channel, options) => new Bridge(client, channel, options);
 
-const endOf = (text, bytes) => new TextDecoder().decode(new TextEncoder().encode(text).slice(-bytes)).replace(/^\ufffd+/, "");
-const isLong = (text) => text.match(/[a-z]{1,3}|[^\sa-z]/giu)?.length > TOKENS;
-
-/** A text in two: between sentences, else words, else letters. */
-function halved(text) {
-  const startOf = (granularity) => new Intl.Segmenter([], { granularity }).segment(text).containing(text.length >> 1).index;
-  const middle = ["sentence", "word", "grapheme"].map(startOf).find((start) => start > 0);
-  return [text.slice(0, middle), text.slice(middle)];
+/** What an act returns; undefined if it throws. */
+function attempt(act) {
+  try {
+    return act();
+  } catch {}
 }
 
 /** Commands to the voice in their order: each is sent until it is answered, to one voice session after the other. */
@@ -60,10 +57,7 @@ class Commands {
     this.#send = send;
     for (const command of this.#waiting) {
       if (this.isOver || command.signal?.aborted) command.settle(null);
-      else if (send && !this.#fixture && !command.isSent) {
-        command.isSent = true;
-        send(command.event);
-      }
+      else if (send && !this.#fixture && !command.isSent) command.isSent = send(command.event);
     }
   }
 
@@ -100,16 +94,17 @@ class Bridge {
   #channel = null;
   #transcript;
   #commands = new Commands();
+  #sessions = 0; // how many there were: each has delegations of its own
   #ids = new Set(); // of this voice session's delegations
   #delegations = []; // that wait for their words: { id, offsetMs, waited }, in quiet times
   #requests = []; // that wait: { id, to, words, said }: id of the transcript and of the delegation, number of replies that the voice took
   #running = []; // the request that is worked on, and answers to its questions
-  #questions = []; // that stand: { request, signal, hasCard, parts, givenMs, fromMs, asks, isAsking, isShown }; first and last given at
+  #questions = []; // that stand: { request, signal, hasCard, words, parts, givenMs, fromMs, asks, isAsking, isShown }; first and last given at
   #floor = Promise.resolve(); // one text at a time is given to the voice
   #answering = Promise.resolve(); // one answer at a time is judged
   #waits = new Set(); // { isOver, resolve }
   #timers = new Set();
-  #told = ""; // of small talk
+  #facts = new Map(); // for the model behind
 
   constructor(client, channel, options) {
     this.#client = client;
@@ -150,12 +145,17 @@ class Bridge {
 
   // The voice session
 
-  #acts = Object.entries({ message: ({ data }) => this.#read(JSON.parse(data)), close: () => this.#lose("lost") });
-  #send = (command) => ["open", 1].includes(this.#channel?.readyState) && this.#channel.send(JSON.stringify(command));
+  #acts = Object.entries({ message: ({ data }) => this.#read(Object(attempt(() => JSON.parse(data)))), close: () => this.#lose("lost") });
+  /** Whether the channel takes a command now. */
+  #send = (command) => {
+    if (!["open", 1].includes(this.#channel?.readyState)) return false;
+    return attempt(() => this.#channel.send(JSON.stringify(command)) ?? true) !== undefined;
+  };
 
   use(channel) {
     this.#lose();
     this.#channel = channel;
+    this.#sessions += 1;
     for (const [type, act] of this.#acts) channel.addEventListener(type, act);
   }
 
@@ -164,8 +164,8 @@ class Bridge {
     this.#lose("closed");
     this.#timers.forEach(clearTimeout);
     this.#client.attach(null);
-    const unasked = this.#questions.filter(({ hasCard }) => !hasCard);
-    queueMicrotask(() => unasked.forEach((question) => this.#deny(question, NOT_ASKED))); // the app may decide in the same task
+    const denied = this.#questions.filter(({ hasCard }) => !hasCard);
+    queueMicrotask(() => denied.forEach((question) => this.#deny(question, NOT_ASKED))); // the app may decide in the same task
   }
 
   /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
@@ -183,7 +183,7 @@ class Bridge {
     if (why === "lost") this.#options.onLost?.();
   }
 
-  #read({ type, ...event }) {
+  #read({ type = "", ...event }) {
     if (type.startsWith("session.")) this.#commands.flush(this.#send); // any event tells that the session has started
     if (type === "session.input_transcript.delta") this.#hear("person", event);
     else if (type === "session.output_transcript.delta") this.#hear("voice", event);
@@ -212,10 +212,10 @@ class Bridge {
     if (!utterance?.isOpen) return;
     utterance.isOpen = false;
     this.#options.onTalk?.(utterance.side, utterance.text.trim());
-    if (utterance.side === "voice") return;
+    if (utterance.side === "voice" || isNoise(utterance.text)) return;
     if (utterance.beganMs >= this.#questions[0]?.givenMs) {
       utterance.knownMs = utterance.endMs;
-      const own = this.#delegations.find(({ offsetMs }) => offsetMs >= utterance.startMs);
+      const own = this.#delegations.find(({ offsetMs }) => isOwn(utterance, offsetMs));
       this.#delegations = this.#delegations.filter((delegation) => delegation !== own);
       const transcript = this.#transcript;
       this.#answering = this.#answering.then(() => this.#answer(utterance, own?.id, transcript));
@@ -225,23 +225,17 @@ class Bridge {
   }
 
   /** What was said without a request is a fact for the model behind, and starts no turn. */
-  #tell(last) {
-    const said = this.#transcript.all();
-    const until = last ? said.slice(0, said.indexOf(last) + 1) : said;
-    const talk = until.filter(({ isOpen, knownMs }) => !isOpen && knownMs === undefined);
-    const text = talk.map(({ side, text: words }) => `The ${side} said: ${words.trim()}`).join("\n");
-    if (text && text !== this.#told) this.#fact("voice-talk", (this.#told = text));
+  #tell = (last) => this.#fact("voice-talk", this.#transcript.talk(last));
+  #fact(key, text) {
+    if ((this.#facts.get(key) ?? "") === text) return;
+    this.#facts.set(key, text);
+    this.#client.addContext(endOf(text, FACT_BYTES), { key });
   }
 
   /** The talk so far, as another voice session takes it. */
   get history() {
-    const talk = this.#transcript.all().map(({ side, text }) => [side, text.trim()]).filter(([, text]) => text);
-    const message = (role, type, text) => ({ role, content: [{ type, text }] });
-    const messageOf = ([side, text]) => (side === "person" ? message("user", "input_text", text) : message("assistant", "output_text", text));
-    return talk.slice(-INPUT).map(messageOf);
+    return this.#transcript.history();
   }
-
-  #fact = (key, text) => this.#client.addContext(endOf(text, FACT_BYTES), { key });
 
   // Requests
 
@@ -261,7 +255,7 @@ class Bridge {
       this.#delegations = this.#delegations.filter((one) => one !== delegation);
       for (const utterance of meant) utterance.knownMs = Math.max(utterance.endMs, offsetMs);
       const words = meant.map(({ text }) => text.trim()).join(" ");
-      if (words) this.#requests.push({ id: `delegation-${id.slice(-100)}`, to: id, words, said: 0 });
+      if (words) this.#requests.push({ id: `delegation-${id.slice(-100)}-${this.#sessions}`, to: id, words, said: 0 });
       else this.#hush(id);
     }
   }
@@ -269,10 +263,10 @@ class Bridge {
   async #run(task) {
     this.#running.push(task);
     this.#tell();
-    const { text, finals, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id ?? null });
+    const { text, errors, ending, interrupted } = await this.#client.say(task.words, { id: task.id ?? null });
     const isLost = task.id && (ending === "lost" || errors.length > 0);
     // The server repeats no older speech to a client that was away.
-    const isUnsaid = task.id && finals.length > task.said && !isLost && !interrupted && ending === "idle";
+    const isUnsaid = task.isUnsaid && !isLost && !interrupted && ending === "idle";
     if (isUnsaid) await this.speak(text, { signal: new AbortController().signal });
     this.#running = this.#running.filter((one) => one !== task);
     if (isLost && !task.said) this.#append("commentary", FAILED, task.to);
@@ -289,13 +283,18 @@ class Bridge {
       const heard = await this.#give(text, signal);
       if (heard === null && this.#commands.isOver) return null; // the app's own voice says it
       if (heard !== null || !signal.aborted) task.said += 1;
-      if (!says(heard ?? "", text) && !signal.aborted) this.#fact("voice-said", `Of your last reply the voice said: ${heard || "nothing"}`);
+      const isAsWritten = signal.aborted || says(heard ?? "", text); // the client tells what was heard of a stopped reply
+      this.#fact("voice-said", isAsWritten ? "" : `Of your last reply the voice said: ${heard || "nothing"}`);
       return heard ?? "";
     });
   };
   #onFloor = (act) => (this.#floor = this.#floor.then(act, act));
-  notice = ({ type, payload: { display } }) =>
-    type === "tool.activity" && this.#append("thinking", display.slice(0, TOKENS), this.#running[0]?.to);
+  notice = ({ type, payload: { name, display } }) => {
+    const [task = {}] = this.#running;
+    if (type === "assistant.speech.final") task.isUnsaid = true;
+    if (name === "tts.speak") task.isUnsaid = false;
+    if (type === "tool.activity") this.#append("thinking", display.slice(0, ACTIVITY), task.to);
+  };
 
   /** What the voice says of a text, or null if it takes none of it. What is refused is given without its delegation, then in halves. */
   async #give(text, signal, taken) {
@@ -332,17 +331,14 @@ class Bridge {
 
   ask = (request, { signal, hasCard }) => {
     const state = { givenMs: Infinity, fromMs: null, asks: 0, isAsking: false, isShown: false };
-    const question = { request, signal, hasCard, parts: essentials(request), ...state };
+    const question = { request, signal, hasCard, ...essentials(request), ...state };
     if (this.#questions.length && !hasCard) return this.#deny(question, ONE_AT_A_TIME);
     this.#questions.push(question);
     signal.addEventListener("abort", () => this.#settled(question));
     this.#step();
   };
-  #deny({ request: { approvalId } }, words) {
-    try {
-      this.#client.decide(approvalId, "deny", { words });
-    } catch {} // the app has decided
-  }
+  /** Unless the app has decided it. */
+  #deny = ({ request: { approvalId } }, words) => attempt(() => this.#client.decide(approvalId, "deny", { words }));
   #settled(question) {
     this.#questions = this.#questions.filter((one) => one !== question);
     this.#askAnew();
@@ -383,19 +379,25 @@ class Bridge {
     const isLost = () => transcript !== this.#transcript;
     await this.#until(() => isLost() || !transcript.open("voice"));
     const [question] = this.#questions;
-    const counts = this.#questions.length === 1 && verdict(utterance, question, transcript.voice()) === "counts";
-    if (counts && !question.isShown) {
+    const stands = () => this.#questions.length === 1 && this.#questions[0] === question;
+    const counts = () => stands() && verdict(utterance, question, transcript.voice()) === "counts";
+    const isAnswer = counts();
+    if (isAnswer && !question.isShown) {
       question.isShown = true;
       this.#client.send("approval.shown", { approvalId: question.request.approvalId });
-      await this.#until(isLost, SHOWN_MS);
+      await this.#until(isLost, Math.max(SHOWN_MS, this.#options.quietMs)); // the voice's transcript may come late: it may be an echo
     }
     if (isLost()) return;
     // What the server would take for an answer, or gets too late, is left out: a question may have been settled meanwhile.
-    const isIn = counts ? question.isShown && this.#questions.includes(question) : !this.#questions.some(({ isShown }) => isShown);
+    const isIn = isAnswer ? question.isShown && counts() : !this.#questions.some(({ isShown }) => isShown);
     if (isIn && this.#isOnline()) this.#run({ to: id, words: utterance.text.trim(), said: 0 });
     else this.#hush(id);
     const fromMs = question?.fromMs;
-    const isSame = () => this.#questions[0] === question && question.fromMs === fromMs && question.asks < ASKS;
-    if (question) this.#quiets(UNSETTLED, () => isSame() && (question.fromMs = null));
+    this.#quiets(UNSETTLED, () => {
+      const [first, ...others] = this.#questions;
+      if (!first || first !== question || question.fromMs !== fromMs) return;
+      if (question.asks < ASKS && !others.length) question.fromMs = null;
+      else if (question.hasCard) this.#append("commentary", ON_SCREEN, id, question.signal);
+    });
   }
 }

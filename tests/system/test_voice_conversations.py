@@ -91,13 +91,16 @@ class Talk:
             session.now_ms = began + FRAGMENT_MS * len(words.split())
         else:
             await session.say("person", words, at_ms=began)
-        delegates = self.draw.choice([1, 1, 2, 3])
+        delegates, late_s = self.draw.choice([1, 1, 2, 3]), seconds(late_ms, QUIET_MS)
         for _ in range(delegates):
             await session.delegate()
             if self.draw.random() < 0.5:
-                await asyncio.sleep(self.draw.uniform(0, 2) * QUIET_MS / 1000)
+                pause_s = self.draw.uniform(0, 2) * QUIET_MS / 1000
+                pause_s = min(pause_s, late_s) if late_ms else pause_s
+                await asyncio.sleep(pause_s)
+                late_s -= pause_s
         if late_ms:
-            await asyncio.sleep(seconds(late_ms, QUIET_MS))
+            await asyncio.sleep(late_s)
             await session.say("person", words, at_ms=began)
         # What has not reached the app when a voice session breaks is lost, and a person would say it again.
         await (await session.socket.ping())

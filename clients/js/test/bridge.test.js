@@ -32,7 +32,11 @@ function joined({ quietMs = QUIET_MS, turn = { finals: [], errors: [], ending: "
   const client = {
     connection: "open",
     attach: (voice) => (client.voice = voice),
-    say: async (words) => (said.push(words), turn),
+    say: async (words) => {
+      said.push(words);
+      for (const text of turn.finals) client.voice.notice({ type: "assistant.speech.final", payload: { text } });
+      return turn;
+    },
     addContext: (text) => facts.push(text),
     decide: (approvalId, decision) => decided.push(`${approvalId}: ${decision}`),
     send: (type) => sent.push(type),
@@ -140,7 +144,7 @@ test("a delegation whose words never come is answered by silence", async () => {
   const { bridge: made, channel, said } = joined();
   channel.delegate("d-1", 3_000);
   await wait(3);
-  channel.person("Later words.", 3_001);
+  channel.person("Later words.", 3_501);
   await wait(12);
   assert.deepEqual(said, []);
   assert.deepEqual(channel.said("thinking").map(({ delegation_id: id }) => id), ["d-1"]);
@@ -209,12 +213,15 @@ test("a last reply that was never spoken is given to the voice, though one befor
   channel.person("Any news?", 0);
   channel.delegate("d-1", 100);
   await wait(2);
+  voice.notice({ type: "assistant.speech.final", payload: { text: "Let me look." } });
+  voice.notice({ type: "tool.call", payload: { name: "tts.speak" } });
   const spoken = voice.speak("Let me look.", { signal: new AbortController().signal });
   await wait(0);
   channel.accept(1_000);
   await wait(0);
   channel.voice("Let me look.", 1_100);
   await spoken;
+  voice.notice({ type: "assistant.speech.final", payload: { text: "No news." } });
   end({ text: "No news.", finals: ["Let me look.", "No news."], errors: [], ending: "idle" });
   await wait(2);
   assert.deepEqual(channel.said("commentary").map(({ content }) => content), ["Let me look.", "No news."]);
@@ -369,12 +376,14 @@ test("a question is asked three times in all, and anew after a cut", async () =>
     await wait(2);
   }
   await wait(8);
-  assert.equal(channel.said("commentary").length, 3);
+  const asked = () => channel.said("commentary").filter(({ content }) => content.startsWith("Ask")).length;
+  assert.equal(asked(), 3);
+  assert.match(channel.said("commentary").at(-1).content, /on the screen/);
   client.connection = "connecting";
   voice.connectionIs("connecting");
   client.connection = "open";
   voice.connectionIs("open");
-  await until(() => channel.said("commentary").length === 4);
+  await until(() => asked() === 4);
   settle();
   made.close();
 });

@@ -1,11 +1,11 @@
 // utterances.js: what both sides have said, and what it means.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { essentials, Transcript, verdict } from "../utterances.js";
+import { essentials, heardAt, Transcript, verdict } from "../utterances.js";
 
 /** Fragments of [words, start, end]. */
 const fragmentsOf = (...said) => said.map(([text, startMs, endMs]) => ({ text, startMs, endMs }));
-const parts = essentials({ prompt: "Set it to 9?", arguments: { to: 9 } });
+const question = essentials({ prompt: "Set it to 9?", arguments: { to: 9 } });
 
 test("an utterance counts as an answer only if it began after the question was heard, in silence, and is no echo", () => {
   const asked = [" Set it to 9?", 1_100, 2_000];
@@ -25,7 +25,46 @@ test("an utterance counts as an answer only if it began after the question was h
     ["counts", 1_000, [asked, [" Yes, or no?", 2_600, 3_000]], "yes", 4_000],
   ];
   for (const [why, fromMs, said, text, beganMs] of rows) {
-    assert.equal(verdict({ text, beganMs }, { fromMs, parts }, fragmentsOf(...said)), why, `${text} at ${beganMs}`);
+    assert.equal(verdict({ text, beganMs }, { fromMs, ...question }, fragmentsOf(...said)), why, `${text} at ${beganMs}`);
+  }
+});
+
+test("a question is heard if the voice has said each of its values, and each as the question does", () => {
+  const pay = { prompt: "May I pay 50 euros to Anna?", arguments: { amount: 50, to: "Anna" } };
+  const set = { prompt: "May I set it to 18?", arguments: { to: 18 } };
+  const note = (title) => ({ prompt: `May I note ${title}?`, arguments: { title } });
+  const remove = (path, prompt) => ({ prompt, arguments: { path } });
+  const tilde = remove("~/a*", "May I remove the files tilde slash a star?");
+  const rows = [
+    [true, pay, "Shall I send 50 euros to Anna?"],
+    [true, pay, "Anna gets 50 euros, shall I?"],
+    [true, pay, "50? To Anna?"],
+    [true, pay, "50 thousand? No: 50 euros to Anna."],
+    [true, set, "18 it is, shall I?"],
+    [true, set, "Shall I set 18 in the hall?"],
+    [true, { prompt: "Move 3 to 5?", arguments: { from: 3, to: 5 } }, "Shall I move 3 to 5?"],
+    [true, { prompt: "Add 5 and 5?", arguments: { one: 5, other: 5 } }, "Shall I add 5 and 5?"],
+    [false, { prompt: "Add 5 and 5?", arguments: { one: 5, other: 5 } }, "Shall I add 5?"],
+    ...["50 thousand euros", "50k", "50 k", "50 grand", "50 hundred", "minus 50 euros", "$50", "50 dollars", "50 cents", "50%", "50 percent"]
+      .concat(["one hundred 50 euros", "a hundred and 50 euros", "1 50 euros", "20 50 euros", "50 20", "50-60", "50 to 60", "50/60 euros"])
+      .concat(["50 point 5", "50 euros and 20 cents", ".50 euros", "50 and a half", "50th"])
+      .map((sum) => [false, pay, `Shall I pay ${sum} to Anna?`]),
+    ...["negative 18", ".18", "zero point 18", "-18", "18 and a half", "18 thousand", "18.5", "18%"]
+      .map((degrees) => [false, set, `Shall I set it to ${degrees}?`]),
+    ...["no", "yes", "May", "note"].map((title) => [false, note(title), "May I note that? Say yes or no."]),
+    ...["no", "yes", "May", "note"].map((title) => [true, note(title), `So: may I note ${title}? Say yes or no.`]),
+    [true, note("Milk, eggs and so on"), "A note of milk, eggs and so on?"],
+    [false, tilde, "Shall I remove a file?"],
+    [true, tilde, "May I remove the files tilde slash a star?"],
+    [false, remove("*.txt", "May I remove the files star dot txt?"), "Shall I remove the txt files?"],
+    [false, remove("/photos*", "May I remove slash photos star?"), "Shall I remove photos?"],
+    [false, remove("#5", "May I remove number 5?"), "Shall I remove 5?"],
+    [false, remove("*", "May I remove star?"), "Shall I remove it?"],
+    [false, { prompt: "May I share star with Anna?", arguments: { path: "*", to: "Anna" } }, "Shall I share it with Anna?"],
+  ];
+  for (const [isHeard, request, text] of rows) {
+    const said = fragmentsOf([text, 1_000, 2_000]);
+    assert.equal(heardAt({ fromMs: 500, ...essentials(request) }, said), isHeard ? 2_000 : null, `${request.prompt} ${text}`);
   }
 });
 
@@ -43,9 +82,10 @@ test("a delegation means the words since the voice last spoke, and waits for wor
     ["hello", [hello, hi], 1_100, 0], // the voice has acknowledged it
     ["hello", [hello, hi], 2_799, 0],
     [null, [hello, hi], 2_800, 0],
-    [null, [hello, hi], 3_000, 4], // or answered it
-    ["hello", [hello, hi], 3_000, 5],
-    ["hello", [hello, hi, news], 1_900, 0], // what was said before is here
+    [null, [hello, hi], 3_000, 5], // or answered it
+    ["hello", [hello, hi], 3_000, 6],
+    ["any news?", [hello, hi, news], 1_500, 0], // the times are estimates
+    ["hello", [hello, hi, news], 1_499, 0], // what was said before is here
     ["", [[...hello, 600]], 700, 0], // a second delegation
     ["", [[...hello, 600]], 1_399, 0],
     [null, [[...hello, 600]], 1_400, 11],
