@@ -84,20 +84,18 @@ def take(pictures: Sequence[Picture | ImageRefused]) -> Taken:
     images: list[Image] = []
     data: list[tuple[str, bytes]] = []
     refusals: list[str] = []
-    for number, picture in enumerate(pictures, 1):
+    for picture in pictures[:MAX_IMAGES]:
         try:
-            if number > MAX_IMAGES:
-                raise ImageRefused(f"There are more than {MAX_IMAGES} images.")
             if isinstance(picture, ImageRefused):
                 raise picture
             image = checked(picture)
         except ImageRefused as error:
             refusals.append(str(error))
-            if number > MAX_IMAGES:
-                break
         else:
             images.append(image)
             data.append((image.id, picture.data))
+    if len(pictures) > MAX_IMAGES:
+        refusals.append(f"There are more than {MAX_IMAGES} images.")
     return Taken(tuple(images), tuple(data), tuple(refusals))
 
 
@@ -174,8 +172,6 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
         if marker in _BARE:
             continue
         length = int.from_bytes(data[position : position + 2])
-        if length < 2 or position + length > len(data):
-            raise ValueError
         if marker in _FRAMES:
             if length < 8:
                 raise ValueError
@@ -187,9 +183,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 def _webp_size(data: bytes) -> tuple[int, int]:
     """Read the largest size of the canvas, of the picture and of the frames of an animation."""
-    sizes = list(_webp_sizes(data, 12))
-    if not sizes:
-        raise ValueError
+    sizes = [(0, 0), *_webp_sizes(data, 12)]
     return max(width for width, _ in sizes), max(height for _, height in sizes)
 
 
