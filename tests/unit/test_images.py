@@ -35,7 +35,7 @@ SIZES = {
     "lossless WebP": ("image/webp", WEBP_LOSSLESS, (1, 1)),
     "lossy WebP that asks to be scaled": ("image/webp", webp(LOSSY), (1_568, 1_045)),
     "lossless WebP with a size": ("image/webp", webp(LOSSLESS), (1_568, 1_045)),
-    "a frame of an animation": ("image/webp", webp((b"ANMF", bytes(6) + SIDES)), (1_569, 1_045)),
+    "a frame of an animation": ("image/webp", webp((b"ANMF", bytes(6) + SIDES + bytes(4))), (1_569, 1_045)),
     "WebP behind a part of odd length": ("image/webp", webp((b"ICCP", b"abc"), LOSSLESS), (1_568, 1_045)),
     "extended WebP": ("image/webp", WEBP_EXTENDED, (1, 1)),
 }
