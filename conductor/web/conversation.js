@@ -9,7 +9,7 @@ const SUGGESTED = 3; // from this turn on a person knows what to say
 export function conversation(line) {
   const log = byId("conversation");
   const welcome = byId("welcome"); // stays below what was said
-  let entries = recall("entries", []); // {role, text} or {call}
+  let entries = recall("entries", []); // {role, text, cut?} or {call}
   let answers = 0;
 
   function begun() {
@@ -44,6 +44,12 @@ export function conversation(line) {
     keep("entries", entries);
   }
 
+  /** Keep a reply that ends before it is whole, as the transcript marks it. */
+  function keepCut() {
+    const growing = log.querySelector(".assistant.partial");
+    if (growing) remember({ role: "assistant", text: growing.textContent.slice(0, 4_000), cut: true });
+  }
+
   function clear() {
     entries = [];
     keep("entries", undefined);
@@ -53,8 +59,11 @@ export function conversation(line) {
   }
 
   function restore() {
-    for (const { role, text, call: id } of entries) {
-      if (!id) log.message(role, text);
+    for (const { role, text, cut, call: id } of entries) {
+      if (cut) {
+        log.partial(text);
+        log.goOn();
+      } else if (!id) log.message(role, text);
       const element = id && line(id);
       if (element) log.add(element);
     }
@@ -73,8 +82,8 @@ export function conversation(line) {
     call: (id, element) => (remember({ call: id }), append(element)),
     partial: (text) => (begun(), log.partial(text)),
     light: (speech, end) => log.light(speech, end),
-    stop: () => log.stop(),
-    turnChanged: () => log.goOn(),
+    stop: () => (keepCut(), log.stop()),
+    turnChanged: () => (keepCut(), log.goOn()),
     message,
     /** `waits`: it cannot be sent now. */
     said: (text, waits) => (log.said(text, waits && "Will be sent"), begun()),

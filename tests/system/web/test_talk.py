@@ -182,6 +182,11 @@ async def test_escape_stops_a_reply_that_is_being_written(user: PageUser) -> Non
     assert await user.page.locator(".message.cut").count() == 1
     assert len(await user.outgoing("audio.output.interrupted")) == 1
     await user.ask("say hello", "hello")
+    drawn = await user.page.locator(".message").all_inner_texts()
+    await user.page.reload()
+    await user.page.locator(".message", has_text="hello").last.wait_for()
+    assert await user.page.locator(".message").all_inner_texts() == drawn and len(drawn) == 4
+    assert await user.page.locator(".message.cut").count() == 1
 
 
 async def test_a_tool_under_way_survives_a_cut_socket_and_runs_once(user: PageUser) -> None:
