@@ -21,6 +21,9 @@ from conductor.rehearse.script import dump, holds
 from conductor.settings import load_settings
 from conductor.tools.declarations import read_catalog
 
+# Seconds after the time limit of a call that had no result: its answer in the rehearsal.
+_AFTER_LIMIT_S = 5
+
 
 def run(options: argparse.Namespace) -> None:
     """Write the rehearsal. Raises `SettingsError` if there is no such session, or no turn of it."""
@@ -80,8 +83,11 @@ class Recording:
                 self._step = _Step("")
             case r.ReplyLogged():
                 self._calls |= {call.id: call for call in record.calls}
-            case r.CallFinished() if record.tool and record.result.call_id in self._calls:
-                self._finish(self._calls[record.result.call_id], record)
+            case r.CallFinished():
+                self._finish(record)
+            case r.TurnEnded():
+                for finished in record.results:
+                    self._finish(finished)
             case r.QuestionsAsked():
                 for question in record.questions:
                     self._questions[question.id] = question
@@ -106,7 +112,10 @@ class Recording:
             if step.speeches and step.heard_characters is None:
                 step.heard_characters = _count_heard(step.speeches, record.text)
 
-    def _finish(self, call: Call, record: r.CallFinished) -> None:
+    def _finish(self, record: r.CallFinished) -> None:
+        call = self._calls.get(record.result.call_id)
+        if call is None or not record.tool:
+            return
         self._step.uses.append(call)
         if record.source != "device":
             return
@@ -115,8 +124,8 @@ class Recording:
             answer = {"error": outcome["error_message"]}
         elif record.error_type == "none" and record.late is None:
             answer = {"result": _value(outcome["data"])}
-        else:
-            return  # the device gave no answer
+        else:  # the device gave none in time
+            answer = {"delay": call.limit_ms / 1000 + _AFTER_LIMIT_S}
         answers = self._answers.setdefault(call.name, [])
         arguments = msgspec.json.decode(call.arguments)
         answer = {"when": arguments, **answer}

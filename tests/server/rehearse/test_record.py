@@ -66,6 +66,20 @@ steps:
   - {{say: "yes"}}
   - {{say: say hello}}
 """
+SILENT = """
+tools:
+  - name: order.status
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    _meta: {conductor: {timeoutMs: 1000}}
+    answers:
+      - {when: {id: A1}, result: it is on its way}
+      - {when: {id: HANG}, delay: 60}
+steps:
+  - {say: 'call order.status with {"id":"A1"}'}
+  - {say: 'call order.status with {"id":"HANG"}'}
+  - {say: 'call order.status with {"id":"A1"}'}
+"""
 SEGMENTS = """
 segments: true
 steps:
@@ -100,7 +114,9 @@ async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
         yield play_and_record
 
 
-@pytest.mark.parametrize("text", [CARDS, VOICE, SEGMENTS], ids=["cards", "voice", "segments"])
+@pytest.mark.parametrize(
+    "text", [CARDS, VOICE, SEGMENTS, SILENT], ids=["cards", "voice", "segments", "a silent tool"]
+)
 async def test_a_session_of_the_demo_model_plays_as_it_was(
     recorded: Any, conductor: Main, tmp_path: Path, text: str
 ) -> None:
@@ -222,12 +238,13 @@ def test_a_question_without_an_answer_is_denied(outcome: Any) -> None:
     assert step == {"say": "Light.", "approve": ["deny"], "expect": {"approvals": ["denied"]}}
 
 
-def test_a_call_without_a_result_has_no_answer() -> None:
+@pytest.mark.parametrize("interrupted", [False, True], ids=["too late", "interrupted"])
+def test_a_call_without_a_result_has_an_answer_that_comes_too_late(interrupted: bool) -> None:
     late = LateCall(call_id="c-1", name="lamp.switch", effect="write", expires_at=9)
-    rehearsal = document(
-        r.ProfileDeclared(LAMP), started(), reply(), finished(error_type="unknown", late=late)
-    )
-    assert "answers" not in rehearsal["tools"][0]
+    unknown = finished('{"data":null}', error_type="unknown", late=late)
+    end = r.TurnEnded(reason="interrupted", results=(unknown,)) if interrupted else unknown
+    rehearsal = document(r.ProfileDeclared(LAMP), started(), reply(limit_ms=2_000), end)
+    assert rehearsal["tools"][0]["answers"] == [{"when": {"room": "hall"}, "delay": 7.0}]
     calls = [{"tool": "lamp.switch", "arguments": {"room": "hall"}, "times": 1}]
     assert rehearsal["steps"] == [{"say": "Light.", "expect": {"called": calls}}]
 
