@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
 
 from conductor.plugins.judges.page import Page, Words
 
@@ -12,6 +14,8 @@ _SHORT = (r"\1\1", r"\1")
 # Hums, cries and laughs of any length, in every language: "mhmm", "ohh", "huh", "ehm", "aha", "hehe", "uff".
 _SOUND = re.compile(r"[hm]{2,}|h*([aou])\1*h+|[aeo]h+m+|([ao])h+\2h*|a?h+u+h+|(?:h+[aeio]+){2,}|a+w+|[pu]+f+")
 _MAX_PARTS = 4
+
+_Part: TypeAlias = Literal["cry", "heard", "frame"]
 
 
 def is_backchannel(utterance: str, page: Page) -> bool:
@@ -25,17 +29,25 @@ def is_backchannel(utterance: str, page: Page) -> bool:
 
 
 def _only_listens(words: Words, page: Page) -> bool:
-    at, listens, is_cry = 0, False, False
-    while at < len(words):
-        cry = max(_sound_at(words, at), page.phrase_at("openers", words, at))
-        receipt = page.phrase_at("receipts", words, at) if is_cry else 0
-        tail = page.phrase_at("tails", words, at) if listens else 0
-        heard = max(cry, receipt, tail, _news_at(words, at, page), page.phrase_at("backchannels", words, at))
-        length = max(heard, page.phrase_at("frames", words, at))
-        if not length or page.phrase_at("enough", words, at):
-            return False
-        at, listens, is_cry = at + length, heard == length, cry == length
-    return listens
+    if any(page.phrase_at("enough", words, at) for at in range(len(words))):
+        return False
+    reached: list[set[_Part]] = [{"frame"}, *(set() for _ in words)]
+    for at, before in enumerate(reached[:-1]):
+        for part, length in _parts_at(words, at, before, page) if before else ():
+            reached[at + length].add(part)
+    return bool(words) and not reached[-1].isdisjoint({"cry", "heard"})
+
+
+def _parts_at(words: Words, at: int, before: set[_Part], page: Page) -> Iterator[tuple[_Part, int]]:
+    """List what may stand at a place behind the parts before, with its length in words."""
+    heard = [_news_at(words, at, page), page.phrase_at("backchannels", words, at)]
+    heard += [page.phrase_at("receipts", words, at)] if "cry" in before else []
+    heard += [page.phrase_at("tails", words, at)] if before != {"frame"} else []
+    cries = (_sound_at(words, at), page.phrase_at("openers", words, at))
+    yield from (("heard", length) for length in heard if length)
+    yield from (("cry", length) for length in cries if length)
+    if frame := page.phrase_at("frames", words, at):
+        yield "frame", frame
 
 
 def _sound_at(words: Words, at: int) -> int:

@@ -13,20 +13,23 @@ BACKCHANNELS = {
         of course | all right | exactly | good point | keep going | ohhh | mmhmmm | aha, aha | hahaha | Huh.
         That's so funny | how sad | well, that makes sense | What a shame. | Oh my goodness
         Oh, really? | really? | Did she? | no way | ha ha | a ha | that's a lot | oh, is that so?
-        okay man | I'm with you | that explains it | oh bless | absolutely fascinating""",
+        okay man | I'm with you | that explains it | oh bless | now I see
+        oh no, poor thing | absolutely fascinating""",
     "de": """ja | Ja, ja. | mhm | genau | Ach so! | okay, alles klar | stimmt | das stimmt | verstehe
         ja klar | na gut | mach weiter | sehr gut | das klingt gut | hm, okay | ähm | in Ordnung
         echt | natürlich | ohh | hehe | das ist ja lustig | wie schade | ach du meine Güte | uff
         ah so | Ach, wirklich? | echt? | Hat er das? | Nee, oder? | ach guck | na endlich | gut, gell
-        ah, so ist das | das wusste ich gar nicht | das hört sich gut an""",
+        ah, so ist das | das wusste ich gar nicht | oh nein, wie traurig | das hört sich gut an""",
     "es": """sí | Sí, sí | ajá | vale | claro | Claro que sí. | ya veo | entiendo | de acuerdo | muy bien
         qué interesante | así es | eso es | mhm, vale | por supuesto | sigue | exacto
         tiene sentido | ohh | jajaja | qué fuerte | pues qué pena | está genial | madre mía
-        ah mirá vos | ¿En serio? | ¿Ah, sí? | qué bueno, tío | ah, con razón | no me digas | ya te digo""",
+        ah mirá vos | ¿En serio? | ¿Ah, sí? | qué bueno, tío | ah, con razón | no me digas
+        ya te digo | ay no, qué horror""",
     "fr": """oui | oui, oui | d'accord | Ah bon. | je vois | c'est vrai | bien sûr | ok | tout à fait
         ça marche | très bien | en effet | c'est ça | voilà | mhm, d'accord | continue | exactement
         ouais | ohh | haha | c'est vraiment dommage | très drôle | mon Dieu | sans blague
-        Ah bon ? | Ah oui ? | vraiment ? | ah, c'est pour ça | c'est fou, ça | Oh là là. | tiens donc""",
+        Ah bon ? | Ah oui ? | vraiment ? | ah, c'est pour ça | c'est fou, ça | Oh là là. | tiens donc
+        ah la vache | oh non, le pauvre""",
 }
 OTHERS = {
     "en": """no | stop | wait | okay stop | yeah but | uh-uh | nuh-uh | mm-mm | thanks | hey | well
@@ -44,7 +47,7 @@ OTHERS = {
     "es": """no | para | espera | sí, pero | gracias | basta | qué | ya basta | ¿sí? | si llueve | mm-mm
         vale, y | no entiendo | más alto | muy | qué hora | eso está mal | shh | me | está
         ah no | ya vale | ya está | ah, espera | ah, y llama a Ana | ay, la leche | más fuerte
-        no está bien | ¿está abierto? | ya lo sé | qué restaurante | anda ya""",
+        no está bien | ¿está abierto? | ya lo sé | ay no | qué restaurante | anda ya | qué va""",
     "fr": """non | stop | attends | oui, mais | merci | quoi | ça suffit | si | pas vrai | mm-mm
         d'accord, et | oui ? | je ne vois pas | plus fort | c'est | c'est faux | chut | ma | très
         ah non | oh, attends | ah, et appelle Bob | trop fort | c'est pas bon | oh, le lait | bon alors
