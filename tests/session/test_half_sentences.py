@@ -272,6 +272,20 @@ async def test_a_noise_leaves_a_half_waiting() -> None:
     assert said(stage.app) == ["Call my mother"] and stage.app.error_codes() == ["invalid_transcript"]
 
 
+async def test_a_noise_ends_the_wait_that_its_partial_began() -> None:
+    stage = await listening()
+    at = now_ms()
+    stage.app.say("Call my")
+    await later(1)
+    stage.app.send("user.audio.transcript.partial", {"text": "hm"})
+    await later(1)
+    stage.app.say("[cough]")
+    await stage.app.until("state thinking")
+    assert now_ms() - at < 2_200
+    await stage.quiet()
+    assert said(stage.app) == ["Call my"]
+
+
 async def test_news_wait_for_a_half() -> None:
     stage = await listening()
     stage.app.say("Call my")
