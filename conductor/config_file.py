@@ -154,7 +154,7 @@ def mistake(error: ValidationError) -> str:
     if first["type"] in _EXTRA:
         # In YAML a text with a colon is read as a field.
         return f"there is no {field}{'; put a text in quotes' if ' ' in field else ''}"
-    text = first["msg"].removeprefix("Value error, ")
+    text = first["msg"].removeprefix("Value error, ").rstrip(".")
     if first["type"] != "value_error":
         text = as_clause(text).replace("input should be", "it must be", 1)
     return f"{field} is not valid: {text}" if field else text

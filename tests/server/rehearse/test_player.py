@@ -271,7 +271,7 @@ def test_a_tool_and_words_show_pictures(rehearse: Rehearse, tmp_path: Path) -> N
     assert code == 2 and "none.png cannot be read: No such file" in err and err.count("\n") == 1
     picture.write_bytes(png(4_000, 4_000))
     code, _, err = rehearse(SEEING.replace("IMAGES", str(picture)))
-    assert code == 2 and "4,000 x 4,000 pixels" in err
+    assert code == 2 and "4,000 x 4,000 pixels" in err and err.endswith("8,000 a side.\n")
 
 
 async def test_facts_are_told_before_the_words_of_their_step() -> None:
