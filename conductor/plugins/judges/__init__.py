@@ -34,7 +34,7 @@ class PageJudge:
     """The judge of a language that has a page."""
 
     def __init__(self, language: str) -> None:
-        load_page(language)  # before the server is ready: it takes 12 ms
+        load_page(language)  # before the server is ready: it takes 50 ms
         self._language = language
 
     def question(

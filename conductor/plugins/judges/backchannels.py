@@ -14,6 +14,8 @@ _SHORT = (r"\1\1", r"\1")
 # Hums, cries and laughs of any length, in every language: "mhmm", "ohh", "huh", "ehm", "aha", "hehe", "uff".
 _SOUND = re.compile(r"[hm]{2,}|h*([aou])\1*h+|[aeo]h+m+|([ao])h+\2h*|a?h+u+h+|(?:h+[aeio]+){2,}|a+w+|[pu]+f+")
 _MAX_PARTS = 4
+# Who only listens says little.
+_MAX_CHARS = 120
 
 _Part: TypeAlias = Literal["cry", "heard", "frame"]
 
@@ -25,6 +27,8 @@ def is_backchannel(utterance: str, page: Page) -> bool:
     ("man") that mean nothing alone. Behind a cry few words are enough ("ah so"), and some questions ask for
     no answer ("oh, really?").
     """
+    if len(utterance) > _MAX_CHARS:
+        return False
     return any(_only_listens(page.words(_LONG_DRAWN.sub(short, utterance)), page) for short in _SHORT)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from conductor.plugins.judges.page import MAX_PHRASE_WORDS, Page, Words, fold
+from conductor.plugins.judges.page import Page, Words, fold
 
 # Characters at the end of an utterance that are read.
 _MAX_CHARS = 200
@@ -31,7 +31,7 @@ def is_unfinished(utterance: str, page: Page) -> bool:
     if len(words) > 1 and _CONTRACTED.search(text):
         return True
     if _begins_only(words, page):
-        return not _ending(_without_fillers(words, page), "no_unfinished", page)
+        return not page.ending("no_unfinished", _without_fillers(words, page))
     if len(words) == 1 or _is_separable(words, page):
         return False  # a single word, such as "in" or "para", answers or orders
     return _ends_inside(words, text, page) or (text[-1] != "." and _lacks_a_part(words, text, page))
@@ -51,11 +51,11 @@ def _begins_only(words: Words, page: Page) -> bool:
 
 def _ends_inside(words: Words, text: str, page: Page) -> bool:
     """Return whether the last words need another one after them, or the ones before fillers at the end do."""
-    length, complete = (_ending(words, name, page) for name in ("unfinished", "no_unfinished"))
+    length, complete = (page.ending(name, words) for name in ("unfinished", "no_unfinished"))
     if length > complete:
         return length > 1 or not _is_stressed(text, page)
     before = () if complete else _without_fillers(words, page)
-    return _ending(before, "unfinished", page) > max(1, _ending(before, "no_unfinished", page))
+    return page.ending("unfinished", before) > max(1, page.ending("no_unfinished", before))
 
 
 # -- halves that end in a word of any meaning
@@ -63,7 +63,7 @@ def _ends_inside(words: Words, text: str, page: Page) -> bool:
 
 def _lacks_a_part(words: Words, text: str, page: Page) -> bool:
     """Return whether a sentence that has begun lacks a part that it cannot do without."""
-    if _ending(words, "no_unfinished", page):
+    if page.ending("no_unfinished", words):
         return False
     spoken, plain = {*_WORD.findall(text.casefold())}, _without_fillers(words, page)
     asks = not page.asking.isdisjoint(spoken)  # the end of a question may be whole
@@ -90,7 +90,7 @@ def _lacks_its_second_part(words: Words, page: Page) -> bool:
     behind = words[begin + 1 :]
     if any(page.phrase_at("second", behind, at) for at in range(len(behind))):
         return False
-    return _has_article(behind[-3:-1], page) and not _ending(behind, "adverbs", page)
+    return _has_article(behind[-3:-1], page) and not page.ending("adverbs", behind)
 
 
 def _lacks_its_gift(words: Words, page: Page) -> bool:
@@ -101,7 +101,7 @@ def _lacks_its_gift(words: Words, page: Page) -> bool:
 
 def _lacks_its_relative_clause(words: Words, page: Page) -> bool:
     """Return whether a relative pronoun behind a noun is the end: "the man who"."""
-    return _ending(words, "relatives", page) > 0 and _has_article(words[-3:-2], page)
+    return page.ending("relatives", words) > 0 and _has_article(words[-3:-2], page)
 
 
 def _lacks_its_last_verb(words: Words, text: str, page: Page) -> bool:
@@ -120,11 +120,11 @@ def _lacks_its_last_verb(words: Words, text: str, page: Page) -> bool:
 
 def _lacks_its_complement(words: Words, page: Page) -> bool:
     """Return whether a verb at the end needs more: "my next appointment is", "puedes comprar"."""
-    if length := _ending(words, "transitives", page):
+    if length := page.ending("transitives", words):
         before = words[:-length]
-        modal = _ending(before, "modals", page)
+        modal = page.ending("modals", before)
         return modal > 0 and page.lists["questions"].isdisjoint(before[-modal - 1 : -modal])
-    length = _ending(words, "auxiliaries", page)
+    length = page.ending("auxiliaries", words)
     subject = words[:-length][-_MAX_SUBJECT:]
     return length > 0 and _has_article(subject[:-1], page)
 
@@ -168,12 +168,6 @@ def _without_fillers(words: Words, page: Page) -> Words:
         kept += [] if filler else [words[at]]
         at += filler or 1
     return tuple(kept)
-
-
-def _ending(words: Words, name: str, page: Page) -> int:
-    """Return the length of the longest phrase of a list at the end; 0 without one."""
-    longest = min(len(words), MAX_PHRASE_WORDS)
-    return next((n for n in range(longest, 0, -1) if words[-n:] in page.phrases[name]), 0)
 
 
 def _is_separable(words: Words, page: Page) -> bool:

@@ -14,9 +14,8 @@ from typing import Any, Literal, TypeAlias
 
 Words: TypeAlias = tuple[str, ...]
 
-# Characters of a text that become words, and words of the longest phrase.
+# Characters of a text that become words.
 MAX_CHARS = 2000
-MAX_PHRASE_WORDS = 10
 
 PHRASES = (
     *("hesitations", "consents", "weak", "leads", "courtesies", "pronouns", "session", "refusals"),
@@ -113,6 +112,7 @@ class Page:
         self.phrases: Mapping[str, frozenset[Words]] = {
             name: frozenset(self._expand(_lines(data[name]))) for name in (*PHRASES, *TURN_PHRASES)
         }
+        self._longest = {name: max(map(len, phrases), default=0) for name, phrases in self.phrases.items()}
         own = (word for key in _OWN for word in self.words(self.sentences[key].replace("{}", "")))
         self.framing = frozenset(own) - self.lists["small"] - self.lists["links"]
         self.quotes = frozenset(self.words(self.sentences["quoted"].replace("{}", " ")))
@@ -242,8 +242,13 @@ class Page:
     def phrase_at(self, name: str, words: Words, at: int) -> int:
         """Return the length of the longest phrase of a list at a place; 0 without one."""
         phrases = self.phrases[name]
-        ends = range(min(len(words), at + MAX_PHRASE_WORDS), at, -1)
+        ends = range(min(len(words), at + self._longest[name]), at, -1)
         return next((end - at for end in ends if words[at:end] in phrases), 0)
+
+    def ending(self, name: str, words: Words) -> int:
+        """Return the length of the longest phrase of a list at the end; 0 without one."""
+        phrases, longest = self.phrases[name], min(len(words), self._longest[name])
+        return next((n for n in range(longest, 0, -1) if words[-n:] in phrases), 0)
 
     def form_of(self, word: str, verb: str) -> Literal["", "plain", "clinging"]:
         """Return whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.
