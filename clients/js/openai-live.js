@@ -10,19 +10,17 @@ const SHOWN_MS = 300; // the server counts a yes only a while after `approval.sh
 const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one was cancelled
 const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
 const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the next ask
+const LATE = 2; // quiet times that a yes waits at least for the voice's transcript
 const ASKS = 3; // until a question is left to its card
-const ACTIVITY = 450; // characters that are told of a tool's activity
 const SHORT = 100; // characters; what is refused so short is not too long
 const FACT_BYTES = 2_000; // of each of the two facts; the app's need room, too: a session has 8 KiB
 
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
-const SILENCE = "There is nothing to say to this.";
+const UNCOUNTED = "These words came too early, or were an echo: they do not answer the question, which is open.";
 const ON_SCREEN = "The question cannot be answered by voice any more. Have the person answer it on the screen.";
-const FAILED = "The request did not get through. Ask the person to say it again.";
 const REFUSED = "The answer could not be given to you. Tell the person that it is on the screen.";
 const TYPED = "The question is open: typed words do not answer it. Have the person answer aloud or on the screen.";
 const NOT_ASKED = "The voice could not ask this question.";
-const ONE_AT_A_TIME = "By voice one question is asked at a time. Make this call again after the other one.";
 
 /** Join a client and a channel to a voice session, in the same task as `connect()`. The options are in openai-live.d.ts. */
 export const bridge = (client, channel, options) => new Bridge(client, channel, options);
@@ -33,7 +31,6 @@ function attempt(act) {
     return act();
   } catch {}
 }
-
 /** Commands to the voice in their order: each is sent until it is answered, to one voice session after the other. */
 class Commands {
   #waiting = new Set(); // { event, signal, settle, isSent }
@@ -94,12 +91,11 @@ class Bridge {
   #channel = null;
   #transcript;
   #commands = new Commands();
-  #sessions = 0; // how many there were: each has delegations of its own
   #ids = new Set(); // of this voice session's delegations
   #delegations = []; // that wait for their words: { id, offsetMs, waited }, in quiet times
   #requests = []; // that wait: { id, to, words, said }: id of the transcript and of the delegation, number of replies that the voice took
   #running = []; // the request that is worked on, and answers to its questions
-  #questions = []; // that stand: { request, signal, hasCard, words, parts, givenMs, fromMs, asks, isAsking, isShown }; first and last given at
+  #questions = []; // that stand: { request, signal, hasCard, question, needed, givenMs, fromMs, last, asks, isAsking, isShown }: first and last given at, last words
   #floor = Promise.resolve(); // one text at a time is given to the voice
   #answering = Promise.resolve(); // one answer at a time is judged
   #waits = new Set(); // { isOver, resolve }
@@ -144,7 +140,6 @@ class Bridge {
   }
 
   // The voice session
-
   #acts = Object.entries({ message: ({ data }) => this.#read(Object(attempt(() => JSON.parse(data)))), close: () => this.#lose("lost") });
   /** Whether the channel takes a command now. */
   #send = (command) => {
@@ -155,7 +150,6 @@ class Bridge {
   use(channel) {
     this.#lose();
     this.#channel = channel;
-    this.#sessions += 1;
     for (const [type, act] of this.#acts) channel.addEventListener(type, act);
   }
 
@@ -178,7 +172,7 @@ class Bridge {
     this.#ids.clear();
     this.#commands.end(why === "closed");
     this.#tell();
-    this.#transcript = new Transcript(this.#options.quietMs, this.#transcript.all());
+    this.#transcript = new Transcript(this.#options.quietMs, this.#transcript);
     this.#askAnew({ asks: 0, givenMs: Infinity });
     if (why === "lost") this.#options.onLost?.();
   }
@@ -188,21 +182,25 @@ class Bridge {
     if (type === "session.input_transcript.delta") this.#hear("person", event);
     else if (type === "session.output_transcript.delta") this.#hear("voice", event);
     else if (type === "session.delegation.created") this.#delegated(event);
-    else if (type.endsWith(".appended")) this.#commands.answered(event.client_event_id, { fromMs: event.start_ms, transcript: this.#transcript });
+    else if (type.endsWith(".appended")) this.#appended(event);
     else if (type.startsWith("session.output_audio.fixture.")) this.#commands.fixture(type.endsWith("playing"));
     else if (type === "session.closed") this.#lose("lost");
-    else if (type === "error" && !this.#commands.answered(event.error.client_event_id, null)) this.#options.onError?.(event.error);
+    else if (type === "error" && !this.#commands.answered(event.error?.client_event_id, null)) this.#options.onError?.(event.error);
     this.#step();
   }
 
+  #appended({ client_event_id: id, start_ms: fromMs }) {
+    this.#transcript.beganAt = Date.now() - fromMs;
+    this.#commands.answered(id, { fromMs, transcript: this.#transcript });
+  }
+
   #append = (kind, content, id, signal) => this.#commands.add(kind, content, this.#ids.has(id) ? id : null, signal);
-  #hush = (id) => this.#ids.has(id) && this.#append("thinking", SILENCE, id);
+  #hush = (id) => this.#ids.has(id) && this.#append("thinking", "There is nothing to say to this.", id);
 
   // What is said
-
   #hear(side, fragment) {
     const last = this.#transcript.open(side);
-    const utterance = this.#transcript.take(side, fragment);
+    const utterance = this.#transcript.take(side, fragment, Date.now());
     if (last !== utterance) this.#end(last);
     const { length } = utterance.fragments;
     this.#quiets(1, () => utterance.fragments.length === length && this.#end(utterance));
@@ -215,6 +213,7 @@ class Bridge {
     if (utterance.side === "voice" || isNoise(utterance.text)) return;
     if (utterance.beganMs >= this.#questions[0]?.givenMs) {
       utterance.knownMs = utterance.endMs;
+      this.#questions[0].last = utterance;
       const own = this.#delegations.find(({ offsetMs }) => isOwn(utterance, offsetMs));
       this.#delegations = this.#delegations.filter((delegation) => delegation !== own);
       const transcript = this.#transcript;
@@ -238,8 +237,7 @@ class Bridge {
   }
 
   // Requests
-
-  #delegated({ delegation: { id, target }, offset_ms: offsetMs }) {
+  #delegated({ delegation: { id, target } = {}, offset_ms: offsetMs }) {
     if (target !== "client" || this.#ids.has(id)) return;
     this.#ids.add(id);
     const delegation = { id, offsetMs, waited: 0 };
@@ -255,7 +253,7 @@ class Bridge {
       this.#delegations = this.#delegations.filter((one) => one !== delegation);
       for (const utterance of meant) utterance.knownMs = Math.max(utterance.endMs, offsetMs);
       const words = meant.map(({ text }) => text.trim()).join(" ");
-      if (words) this.#requests.push({ id: `delegation-${id.slice(-100)}-${this.#sessions}`, to: id, words, said: 0 });
+      if (words) this.#requests.push({ id: `delegation-${id.slice(-100)}-${this.#transcript.number}`, to: id, words, said: 0 });
       else this.#hush(id);
     }
   }
@@ -269,13 +267,12 @@ class Bridge {
     const isUnsaid = task.isUnsaid && !isLost && !interrupted && ending === "idle";
     if (isUnsaid) await this.speak(text, { signal: new AbortController().signal });
     this.#running = this.#running.filter((one) => one !== task);
-    if (isLost && !task.said) this.#append("commentary", FAILED, task.to);
+    if (isLost && !task.said) this.#append("commentary", "The request did not get through. Ask the person to say it again.", task.to);
     else if (!task.said) this.#hush(task.to);
     this.#step();
   }
 
   // Replies
-
   speak = (text, { signal }) => {
     signal.addEventListener("abort", this.#step);
     return this.#onFloor(async () => {
@@ -293,7 +290,7 @@ class Bridge {
     const [task = {}] = this.#running;
     if (type === "assistant.speech.final") task.isUnsaid = true;
     if (name === "tts.speak") task.isUnsaid = false;
-    if (type === "tool.activity") this.#append("thinking", display.slice(0, ACTIVITY), task.to);
+    if (type === "tool.activity") this.#append("thinking", display.slice(0, 400), task.to);
   };
 
   /** What the voice says of a text, or null if it takes none of it. What is refused is given without its delegation, then in halves. */
@@ -328,17 +325,15 @@ class Bridge {
   }
 
   // Questions
-
   ask = (request, { signal, hasCard }) => {
     const state = { givenMs: Infinity, fromMs: null, asks: 0, isAsking: false, isShown: false };
     const question = { request, signal, hasCard, ...essentials(request), ...state };
-    if (this.#questions.length && !hasCard) return this.#deny(question, ONE_AT_A_TIME);
+    if (this.#questions.length && !hasCard) return this.#deny(question, "By voice one question is asked at a time. Make this call again after the other one.");
     this.#questions.push(question);
     signal.addEventListener("abort", () => this.#settled(question));
     this.#step();
   };
-  /** Unless the app has decided it. */
-  #deny = ({ request: { approvalId } }, words) => attempt(() => this.#client.decide(approvalId, "deny", { words }));
+  #deny = ({ request: { approvalId } }, words) => attempt(() => this.#client.decide(approvalId, "deny", { words })); // unless the app has
   #settled(question) {
     this.#questions = this.#questions.filter((one) => one !== question);
     this.#askAnew();
@@ -358,8 +353,7 @@ class Bridge {
   #present() {
     const [question, ...others] = this.#questions;
     if (!question || others.length || question.isAsking || !this.#isOnline() || this.#commands.isOver) return;
-    const isLeftToCard = question.asks === ASKS && question.hasCard;
-    if (isLeftToCard || heardAt(question, this.#transcript.voice()) !== null) return;
+    if ((question.asks === ASKS && question.hasCard) || heardAt(question, this.#transcript.voice()) !== null) return;
     if (question.asks < ASKS) {
       Object.assign(question, { asks: question.asks + 1, isAsking: true });
       const taken = (timeMs) => Object.assign(question, { fromMs: timeMs, givenMs: Math.min(question.givenMs, timeMs) });
@@ -382,20 +376,23 @@ class Bridge {
     const stands = () => this.#questions.length === 1 && this.#questions[0] === question;
     const counts = () => stands() && verdict(utterance, question, transcript.voice()) === "counts";
     const isAnswer = counts();
-    if (isAnswer && !question.isShown) {
+    // An echo may be here before the words of the voice are.
+    if (isAnswer) await this.#until(() => isLost() || !counts(), Math.max(LATE * this.#options.quietMs, transcript.lateMs));
+    if (counts() && !question.isShown) {
       question.isShown = true;
       this.#client.send("approval.shown", { approvalId: question.request.approvalId });
-      await this.#until(isLost, Math.max(SHOWN_MS, this.#options.quietMs)); // the voice's transcript may come late: it may be an echo
+      await this.#until(isLost, SHOWN_MS);
     }
     if (isLost()) return;
     // What the server would take for an answer, or gets too late, is left out: a question may have been settled meanwhile.
     const isIn = isAnswer ? question.isShown && counts() : !this.#questions.some(({ isShown }) => isShown);
     if (isIn && this.#isOnline()) this.#run({ to: id, words: utterance.text.trim(), said: 0 });
+    else if (stands()) this.#append("thinking", UNCOUNTED, id);
     else this.#hush(id);
     const fromMs = question?.fromMs;
     this.#quiets(UNSETTLED, () => {
       const [first, ...others] = this.#questions;
-      if (!first || first !== question || question.fromMs !== fromMs) return;
+      if (!first || first !== question || first.fromMs !== fromMs || first.last !== utterance) return;
       if (question.asks < ASKS && !others.length) question.fromMs = null;
       else if (question.hasCard) this.#append("commentary", ON_SCREEN, id, question.signal);
     });

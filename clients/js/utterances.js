@@ -16,9 +16,14 @@ export const WAITS = [PAUSED_WAIT, ANSWERED_WAIT, SILENT_WAIT];
 
 // Words
 
-/** The words of a text without case, accents of letters and signs, other than those of numbers: `-9.50 €` is no `9`. */
-const wordsOf = (text) => plain(text).match(/(?:(?<![\p{L}\p{N}])[-−.])*\p{N}+(?:[.,:]\p{N}+)*[a-z]*|[\p{L}\p{M}]+|[\p{Sc}%]/gu) ?? [];
+const NUMBER = String.raw`(?:(?<![\p{L}\p{N}])[-−.])*\p{N}+(?:[.,:]\p{N}+)*[a-z]*`;
+const WORD = new RegExp(`(${NUMBER}|[\\p{L}\\p{M}]+|[\\p{Sc}%])(?:[^\\s\\p{L}\\p{N}\\p{Sc}%]*[.,;:?!](?=\\s|$))?`, "gu");
 const plain = (text) => text.normalize("NFKD").replace(/[\u0300-\u036f]|(?<=\d),(?=\d{3}(?!\d))/gu, "").toLowerCase();
+
+/** The words of a text without case, accents of letters and signs, other than those of numbers: `-9.50 €` is no `9`. */
+const wordsOf = (text) => Array.from(plain(text).matchAll(WORD), ([, word]) => word);
+/** They, and for each whether a clause ends behind it. */
+const clausesOf = (text) => ({ words: wordsOf(text), ends: Array.from(plain(text).matchAll(WORD), ([all, word]) => all !== word) });
 const isAt = (words, part, place) => part.every((word, index) => words[place + index] === word);
 const placesOf = (words, part) => [...words.keys()].filter((place) => isAt(words, part, place));
 
@@ -43,52 +48,71 @@ export function halved(text) {
 const SIGN = /[^\P{S}\p{Sc}]|[#*/\\@&_]|(?<![\p{L}\p{N}])[-−.](?=\p{L})/u;
 // Who asks for an answer says them, too.
 const VAGUE = /^(?:yes|(?:\p{L}\p{M}*){1,2})$/u;
-// What makes another number of the one beside it: in each language digits and signs, of words those of English. And words between them.
-const OF_NUMBERS = /^(?:[^\p{L}].*|k|grand|dozen|hundred|[mbt]r?illion|thousand|point|half|third|quarter|minus|negative|plus|percent|per|times)s?$/u;
-const BETWEEN = ["and", "a", "an", "or", "to", "of"];
+// What makes another number of the one beside it: digits and signs in each language, and words of these. And what may be between them.
+const OF_NUMBERS = [
+  "k grand dozen hundred thousand million billion trillion point half third quarter minus negative plus percent times", // English
+  "dutzend hundert tausend millionen milliarde milliarden komma punkt halb halbe drittel viertel prozent mal", // German
+  "docena cien ciento mil millon millones coma punto medio media tercio cuarto menos mas", // Spanish
+  "douzaine cent mille milliard virgule demi demie tiers quart moins fois", // French
+].flatMap((words) => words.split(" "));
+const BETWEEN = "and a an or to of per und oder bis von y o de por et ou pour".split(" ");
+const changesNumbers = (word = "") => /^[^\p{L}]/u.test(word) || OF_NUMBERS.includes(word.replace(/s$/, "")) || OF_NUMBERS.includes(word);
 
 /**
- * What the person must have heard of a question: the words of each value. It is the whole question if that says one in other words, such
- * as a date, or says its words elsewhere, too.
+ * What the person must have heard of a question, in this order: the words of each value, where the question has them. It is the whole
+ * question if that says a value in other words, such as a date, or the words of one elsewhere, too.
  */
 export function essentials({ arguments: values, prompt }) {
-  const words = wordsOf(prompt);
-  const leaves = leavesOf(values).filter((leaf) => leaf.trim());
-  const parts = leaves.map(wordsOf).sort((one, other) => other.length - one.length);
+  const question = clausesOf(prompt);
+  const parts = Object.values(values).flatMap(partsOf);
   const countOf = (part) => parts.filter((other) => other.join(" ") === part.join(" ")).length;
-  const isPlain = (part) => part.length && !VAGUE.test(part.join(" ")) && placesOf(words, part).length === countOf(part);
-  const isSaidAsWritten = parts.length && parts.every(isPlain) && !leaves.some((leaf) => SIGN.test(leaf));
-  return { words, parts: isSaidAsWritten ? parts : [wordsOf(prompt.replace(/\?[^?]*$/, ""))] };
+  const isPlain = (part) => part.length && !VAGUE.test(part.join(" ")) && placesOf(question.words, part).length === countOf(part);
+  const whole = wordsOf(prompt.replace(/\?[^?]*$/, ""));
+  const partAt = (place) => parts.find((part) => isAt(question.words, part, place)) ?? [];
+  const isSaidAsWritten = parts.length && parts.every(isPlain);
+  const needed = isSaidAsWritten ? question.words.map((_, place) => ({ part: partAt(place), place })) : [{ part: whole, place: 0 }];
+  return { question, needed: needed.filter(({ part }) => part.length) };
 }
-const leavesOf = (value) => (typeof value === "object" && value ? Object.values(value).flatMap(leavesOf) : [String(value ?? "")]);
 
-/** Whether a part is the same at a place of what was said and at its own in the question: a number with its unit, and no other one beside it. */
-function isSame(part, said, place, question, own) {
+/** The words of a value's parts; none of one that words do not show: empty, with signs, or with keys. */
+function partsOf(value) {
+  if (Array.isArray(value) && value.length) return value.flatMap(partsOf);
+  return [typeof value === "object" || SIGN.test(value) ? [] : wordsOf(String(value))];
+}
+
+/** Whether a part is the same in what was said: if it is a number, with its unit, and without another number or a sign beside it. */
+function isSame({ part, place: own }, question, said, place) {
   const [isFirst, isLast] = [part[0], part.at(-1)].map((word) => /^\P{L}/u.test(word));
-  const beside = (words, at, step) => (BETWEEN.includes(words[at]) ? beside(words, at + step, step) : words[at]);
-  const isOther = (at, step) => {
-    const word = beside(said, place + at, step);
-    return OF_NUMBERS.test(word ?? "") && word !== beside(question, own + at, step);
+  const isOther = (by, step) => {
+    const word = beside(said, place + by, step);
+    return changesNumbers(word) && word !== beside(question, own + by, step);
   };
-  const [unit, word] = [question[own + part.length], said[place + part.length]];
-  const hasUnit = !unit || !word || question.includes(word);
-  return (!isFirst || !isOther(-1, -1)) && (!isLast || (hasUnit && !isOther(part.length, 1) && !isOther(part.length + 1, 1)));
+  if (isFirst && isOther(-1, -1)) return false;
+  const { length } = part;
+  if (!isLast || said.ends[place + length - 1]) return true;
+  const [unit, word] = [question.ends[own + length - 1] ? undefined : question.words[own + length], said.words[place + length]];
+  return (!unit || !word || question.words.includes(word)) && !isOther(length, 1) && !isOther(length + 1, 1);
 }
 
-/** When the voice had said all `parts` of a question, which it took at `fromMs`, each at a place of its own; null if it has not. */
-export function heardAt({ fromMs, parts, words }, voice) {
-  const said = fromMs === null ? [] : voice.filter(({ startMs }) => startMs >= fromMs);
-  const all = wordsOf(textOf(said));
-  const rest = [...all];
+/** The word at a place, or behind small words there, unless another clause begins. */
+function beside({ words, ends }, place, step) {
+  if (ends[step > 0 ? place - 1 : place]) return undefined;
+  return BETWEEN.includes(words[place]) ? beside({ words, ends }, place + step, step) : words[place];
+}
+
+/** When the voice had said all that is needed of a question, which it took at `fromMs`; null if it has not. */
+export function heardAt({ fromMs, question, needed }, voice) {
+  const fragments = fromMs === null ? [] : voice.filter(({ startMs }) => startMs >= fromMs);
+  const said = clausesOf(textOf(fragments));
   let end = 0;
-  for (const part of parts) {
-    const place = placesOf(rest, part).find((at) => placesOf(words, part).some((own) => isSame(part, all, at, words, own)));
+  for (const one of needed) {
+    const place = placesOf(said.words, one.part).find((at) => at >= end && isSame(one, question, said, at));
     if (place === undefined) return null;
-    rest.fill("", place, place + part.length);
-    end = Math.max(end, place + part.length);
+    end = place + one.part.length;
   }
-  const until = (index) => wordsOf(textOf(said.slice(0, index + 1)));
-  return said.find((_, index) => until(index).length >= end && isAt(all, until(index), 0)).endMs; // "9" may be the beginning of "9.50"
+  const until = (index) => wordsOf(textOf(fragments.slice(0, index + 1)));
+  const isUntil = (words) => words.length >= end && isAt(said.words, words, 0); // "9" may be the beginning of "9.50"
+  return fragments.find((_, index) => isUntil(until(index)))?.endMs ?? null;
 }
 
 /** Whether an utterance of the person "counts" as the answer to a question, else why not. `voice` has all fragments of the voice. */
@@ -115,10 +139,14 @@ export class Transcript {
   #utterances = [];
   #before; // those of the voice sessions before
   #quietMs;
+  number; // of the voice session; each has delegations of its own
+  beganAt = Infinity; // by the clock, as far as known
+  lateMs = 0; // how long, at most, the voice had begun a fragment before it was here
 
-  constructor(quietMs, before = []) {
+  constructor(quietMs, earlier) {
     this.#quietMs = quietMs;
-    this.#before = before;
+    this.#before = earlier?.all() ?? [];
+    this.number = (earlier?.number ?? -1) + 1;
   }
 
   all = () => [...this.#before, ...this.#utterances].slice(-REMEMBERED);
@@ -145,7 +173,8 @@ export class Transcript {
    * Take a fragment; returns its utterance. An utterance that was open and is not this one has ended. Fragments may come late, and in
    * any order: what follows without a pause began with what was before.
    */
-  take(side, { delta, start_ms: startMs, end_ms: endMs }) {
+  take(side, { delta, start_ms: startMs, end_ms: endMs }, now) {
+    if (side === "voice") this.lateMs = Math.max(this.lateMs, now - this.beganAt - startMs);
     const last = this.of(side).at(-1);
     const follows = last && startMs - last.endMs < this.#quietMs;
     const beganMs = follows ? Math.min(last.beganMs, startMs) : startMs;

@@ -65,7 +65,7 @@ async function counts(prompt, values, ...fragments) {
   fragments.forEach((delta, index) => channel.voice(delta, 1_100 + 100 * index));
   await wait(2);
   channel.person("yes please", 5_000);
-  await wait(2);
+  await wait(6);
   stop.abort();
   made.close();
   return sent.includes("approval.shown");
@@ -357,7 +357,7 @@ test("the pause that ends an utterance is the option's", async () => {
   channel.voice("Set it to 9?", 1_100);
   await wait(2);
   channel.person("yes", 1_850); // 700 ms after the utterance before
-  await wait(2);
+  await wait(6);
   assert.ok(sent.includes("approval.shown"));
   settle();
   made.close();
@@ -536,4 +536,173 @@ test("what is answered late, after an acknowledgement, is asked for when the per
   await wait(2);
   assert.deepEqual(said, ["Any news?"]);
   made.close();
+});
+
+/** A question that the voice has asked, on a session's time that begins now. */
+async function asked(join) {
+  const settle = question(join.voice);
+  await wait(0);
+  join.channel.accept(1_000);
+  await wait(0);
+  join.channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  return settle;
+}
+
+test("an echo does not count when the voice's words come after it", async () => {
+  const join = joined();
+  const settle = await asked(join);
+  join.channel.person("yes", 5_000);
+  await wait(2); // the utterance is over
+  join.channel.voice("Yes? Shall I?", 4_800);
+  await wait(10);
+  assert.deepEqual([join.sent, join.said], [[], []]);
+  settle();
+  join.bridge.close();
+});
+
+test("a yes waits as long as the voice's words were late", async () => {
+  const join = joined();
+  const settle = question(join.voice);
+  await wait(0);
+  join.channel.accept(1_000);
+  await wait(0);
+  join.channel.voice("Set it to 9?", 1_000 - 400); // of which the voice was late by 0.4 s
+  join.channel.voice("Set it to 9?", 1_100);
+  await wait(2);
+  join.channel.person("yes", 5_000);
+  await wait(10);
+  assert.deepEqual(join.sent, []);
+  join.channel.voice("Yes?", 4_800);
+  await wait(20);
+  assert.deepEqual(join.sent, []);
+  settle();
+  join.bridge.close();
+});
+
+test("a delegation of noise is answered by silence", async () => {
+  const { bridge: made, channel, facts, said } = joined();
+  channel.person(" ... (music) [BLANK_AUDIO]", 0);
+  channel.delegate("d-1", 100);
+  await wait(14);
+  made.close();
+  assert.deepEqual([said, facts], [[], []]);
+  assert.deepEqual(channel.said("thinking").map(({ delegation_id: id }) => id), ["d-1"]);
+});
+
+test("a later voice session may have a delegation of the same id", async () => {
+  const { bridge: made, channel, client } = joined();
+  const ids = [];
+  client.say = async (words, { id }) => (ids.push(id), { finals: [], errors: [], ending: "idle" });
+  const next = new Channel();
+  for (const one of [channel, next]) {
+    if (one === next) made.use(one);
+    one.tell("session.started");
+    one.person("Any news?", 0);
+    one.delegate("d-1", 100);
+    await until(() => one.said("thinking").length);
+  }
+  assert.equal(new Set(ids).size, 2);
+  assert.ok(ids.every((id) => id.includes("d-1")));
+  made.close();
+});
+
+test("what the voice said of a reply is a fact until the next reply", async () => {
+  const { bridge: made, channel, client, voice } = joined();
+  const facts = new Map();
+  client.addContext = (text, { key }) => facts.set(key, text);
+  for (const [text, spoken, startMs] of [["The red one.", "The scarlet one.", 1_000], ["It is noon.", "It is noon.", 9_000]]) {
+    const heard = voice.speak(text, { signal: new AbortController().signal });
+    await wait(0);
+    channel.accept(startMs);
+    await wait(0);
+    channel.voice(spoken, startMs + 100);
+    await heard;
+    assert.equal(facts.get("voice-said"), text === spoken ? "" : `Of your last reply the voice said: ${spoken}`);
+  }
+  made.close();
+});
+
+test("small talk keeps the person's words, and few of a voice that talks long", async () => {
+  const { bridge: made, channel, facts } = joined();
+  channel.person("my name is Zebulon", 0);
+  await wait(2);
+  channel.voice("What a name! ".repeat(200), 1_000);
+  await wait(2);
+  made.close();
+  assert.match(facts.at(-1), /^The person said: my name is Zebulon\nThe voice said: What a name!/);
+});
+
+test("what is no event is left alone", async () => {
+  const { bridge: made, channel, said } = joined();
+  for (const data of ["no JSON", "null", "7", "[]", '{"type":"error"}', '{"type":"session.delegation.created"}', new ArrayBuffer(4)]) {
+    channel.dispatchEvent(Object.assign(new Event("message"), { data }));
+  }
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await until(() => said.length);
+  made.close();
+});
+
+test("a command that the channel does not take is sent again", async () => {
+  const { bridge: made, channel, voice } = joined();
+  const { send } = channel;
+  channel.send = () => {
+    throw new Error("the buffer is full");
+  };
+  const heard = voice.speak("No news.", { signal: new AbortController().signal });
+  await wait(1);
+  channel.send = send;
+  channel.tell("session.usage.updated");
+  assert.equal(channel.said("commentary").length, 1);
+  channel.accept(100);
+  await wait(0);
+  channel.voice("No news.", 200);
+  assert.equal(await heard, "No news.");
+  made.close();
+});
+
+test("a bridging phrase is no reply", async () => {
+  const { bridge: made, channel, client, voice } = joined();
+  let end;
+  client.say = () => new Promise((resolve) => (end = resolve));
+  channel.person("Any news?", 0);
+  channel.delegate("d-1", 100);
+  await wait(2);
+  voice.notice({ type: "tool.call", payload: { name: "tts.speak" } });
+  const spoken = voice.speak("One moment.", { signal: new AbortController().signal });
+  await wait(0);
+  channel.accept(1_000);
+  await wait(0);
+  channel.voice("One moment.", 1_100);
+  await spoken;
+  voice.notice({ type: "assistant.speech.final", payload: { text: "No news." } });
+  end({ text: "No news.", finals: ["No news."], errors: [], ending: "idle" });
+  await wait(2);
+  assert.equal(channel.said("commentary").at(-1).content, "No news.");
+  made.close();
+});
+
+test("an answer to one of two questions is followed by a word about the screen", async () => {
+  const join = joined();
+  const settle = await asked(join);
+  const other = new AbortController();
+  join.voice.ask({ approvalId: "b", prompt: "Set it to 8?", arguments: { to: 8 } }, { signal: other.signal, hasCard: true });
+  join.channel.person("yes", 5_000);
+  await until(() => join.channel.said("commentary").length === 2);
+  assert.match(join.channel.sent.at(-1).content, /on the screen/);
+  other.abort();
+  settle();
+  join.bridge.close();
+});
+
+test("a pause within an answer does not have the question asked again", async () => {
+  const join = joined();
+  const settle = await asked(join);
+  join.channel.person("hmm", 4_000);
+  await wait(3);
+  join.channel.person("yes", 5_000);
+  await until(() => join.said.includes("yes"));
+  settle();
+  join.bridge.close();
 });

@@ -37,7 +37,15 @@ test("a question is heard if the voice has said each of its values, and each as 
   const tilde = remove("~/a*", "May I remove the files tilde slash a star?");
   const rows = [
     [true, pay, "Shall I send 50 euros to Anna?"],
-    [true, pay, "Anna gets 50 euros, shall I?"],
+    [false, pay, "Anna gets 50 euros, shall I?"], // in the question's order
+    [true, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "I pay Anna 50, okay?"],
+    [true, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "Pay Anna 50. Should I do that now?"],
+    [false, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "I pay Anna 50 thousand, okay?"],
+    [false, { prompt: "From Savings to Checking?", arguments: { from: "Savings", to: "Checking" } }, "From Checking to Savings?"],
+    ...["50 tausend", "50 mil", "50 mille", "50 Millionen", "minus 50", "50 Komma 5", "moins 50", "50 por ciento", "50 pour cent"]
+      .map((sum) => [false, { prompt: "Zahle ich 50?", arguments: { amount: 50 } }, `Zahle ich ${sum}?`]),
+    [false, { prompt: "May I buy with a 50 AAPL?", arguments: { shares: { AAPL: 50 } } }, "Shall I buy 50?"],
+    [false, { prompt: "May I share empty and empty with Anna?", arguments: { a: null, b: "", to: "Anna" } }, "Shall I share it with Anna?"],
     [true, pay, "50? To Anna?"],
     [true, pay, "50 thousand? No: 50 euros to Anna."],
     [true, set, "18 it is, shall I?"],
@@ -95,7 +103,7 @@ test("a delegation means the words since the voice last spoke, and waits for wor
   for (const [words, said, offsetMs, waited] of rows) {
     const transcript = new Transcript(800);
     for (const [side, delta, startMs, endMs, knownMs] of said) {
-      const utterance = transcript.take(side, { delta, start_ms: startMs, end_ms: endMs });
+      const utterance = transcript.take(side, { delta, start_ms: startMs, end_ms: endMs }, 0);
       Object.assign(utterance, { isOpen: false, knownMs });
     }
     const meant = transcript.meant({ offsetMs, waited });
@@ -117,7 +125,7 @@ test("a fragment goes on with an open utterance, or begins one that began with w
     const transcript = new Transcript(800);
     for (const [delta, startMs, hasEnded] of fragments) {
       if (hasEnded) transcript.open("person").isOpen = false;
-      transcript.take("person", { delta, start_ms: startMs, end_ms: startMs + 100 });
+      transcript.take("person", { delta, start_ms: startMs, end_ms: startMs + 100 }, 0);
     }
     assert.deepEqual(transcript.all().map(({ text, beganMs, endMs }) => [text, beganMs, endMs]), utterances);
   }
