@@ -45,7 +45,7 @@ class InboundResult(Enum):
     """The kind of an event.
 
     ``EXPECTED`` answers a call; ``REFUSED`` got an error; ``COSTLY`` has a long answer;
-    ``LATER`` is recorded later; ``REPEATED`` is a transcript that was handled before.
+    ``LATER`` is recorded later, or has to come again; ``REPEATED`` is a transcript that was handled before.
     """
 
     ORDINARY = auto()
@@ -113,7 +113,8 @@ async def _take(  # noqa: C901 -- a case an event
         case client.SessionUpdate(tools=list(tools)) if "tools" in capabilities:
             await _declare(session, tools, inbound.id, transport)
         case client.ApprovalResponse():
-            await _take_decisions(session, event, transport)
+            if not await _take_decisions(session, event, transport):
+                return InboundResult.LATER
         case client.ApprovalShown():
             question = session.state.questions.get(event.approval_id)
             if question is not None and question.card and view.was_sent(event.approval_id):
@@ -357,8 +358,10 @@ def _refuse(session: Session, refusal: Refuse, event_id: str) -> None:
 # -- extensions
 
 
-async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> None:
+async def _take_decisions(session: Session, event: client.ApprovalResponse, transport: Transport) -> bool:
+    """Commit decisions, or refuse them; returns whether the client has each refusal."""
     decided: set[str] = set()
+    are_told = True
     for decision in event.all():
         question_id = decision.approval_id
         resolved: ApprovalResolved | Outcome
@@ -371,10 +374,13 @@ async def _take_decisions(session: Session, event: client.ApprovalResponse, tran
             resolved = await take_decision(session, decision)
             await asyncio.sleep(0)  # validating an edit takes up to 30 ms: let other sessions run
         decided.add(question_id)
-        is_here = session.outbox.transport is transport  # a later connection did not ask
-        if isinstance(resolved, ApprovalResolved) and is_here:
-            session.flash(resolved)
-            session.clients.tell(question_id)
+        if isinstance(resolved, ApprovalResolved):
+            if session.outbox.transport is transport:
+                session.flash(resolved)
+                session.clients.tell(question_id)
+            else:  # a later connection did not ask
+                are_told = False
+    return are_told
 
 
 async def take_decision(

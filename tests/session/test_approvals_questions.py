@@ -17,7 +17,7 @@ from conductor.events import client
 from conductor.messages import ToolResult
 from conductor.models.base import TextDelta
 from conductor.session.fields import SubjectRecords
-from conductor.session.inbound import learn
+from conductor.session.inbound import handle, learn
 from conductor.session.services import Services
 from conductor.stores.base import SessionKey
 from conductor.tools.base import ToolSpec
@@ -31,6 +31,7 @@ from tests.session.helpers import (
     Stage,
     call,
     faults,
+    inbound,
     later,
     make_services,
     open_stage,
@@ -225,6 +226,32 @@ async def test_an_edit_that_is_invalid_or_forbidden_is_refused_and_the_question_
         assert on.resolved() == ["refused"] and on.ran == []
         await on.tap(card, "allow")
         assert on.resolved() == ["refused", "allowed"] and on.ran == ["device.move"]
+
+
+async def test_an_edit_whose_refusal_reaches_no_client_is_not_acknowledged() -> None:
+    async with scene(capabilities=[*ALL, "resume"]) as on:
+        card, session, line = await on.card(), on.stage.session, on.app.line
+        edit = client.ApprovalResponse(
+            approval_id=card["approvalId"],
+            arguments_digest=card["argumentsDigest"],
+            decision="edit",
+            edited_arguments={"x": "many"},
+        )
+        await handle(session, inbound(client.ApprovalShown(card["approvalId"]), "shown"), line)
+        session.clients.detach(line)
+        on.app.capabilities = [*ALL, "resume"]
+        await handle(session, inbound(edit, "edit"), line)  # the socket has died behind it
+        await on.app.connect(session)
+        await later(1)
+        acknowledged = [
+            key
+            for event in on.app.raw
+            if event["type"] == "event.ack"
+            for key in event["payload"]["eventIds"]
+        ]
+        assert "edit" not in acknowledged and on.resolved() == []
+        await handle(session, inbound(edit, "edit"), on.app.line)
+        assert on.resolved() == ["refused"]
 
 
 async def test_of_several_decisions_about_one_question_in_a_frame_the_first_counts() -> None:
