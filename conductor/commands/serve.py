@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from conductor.commands.banner import banner, facts, lan_address, private_address, unknown_names
-from conductor.commands.workers import Supervisor, Worker, join
+from conductor.commands.workers import STOP_S, Supervisor, Worker, join
 from conductor.env_file import ENV_FILE
 from conductor.errors import SettingsError
 from conductor.logs import configure_logs
@@ -95,6 +95,7 @@ def _serve(
         work = f"{turns} running turn{'' if turns == 1 else 's'}" if turns else "clients"
         if worker is None:
             _say(settings, _STOPPING.format(work))
+            _exit_in(STOP_S, "the stop hangs; the process ends now", 1)
 
     _run(serve_sessions(settings, read, ready, worker, stopping))
     return 0
@@ -126,17 +127,18 @@ def _run(main: Coroutine[Any, Any, None]) -> None:
         factory = import_module("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main)
-        _exit_in(HANGING_S)
+        # Python waits for its threads, and a tool may hang in one.
+        _exit_in(HANGING_S, "threads hang; the process ends without them", 0)
 
 
-def _exit_in(seconds: float) -> None:
-    """End the process after some seconds: Python waits for its threads, and a tool may hang in one."""
+def _exit_in(seconds: float, reason: str, code: int) -> None:
+    """End the process after some seconds, if it has not ended."""
 
     def end() -> None:
-        log.warning("threads hang; the process ends without them")
+        log.warning(reason)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(code)
 
     watch = threading.Timer(seconds, end)
     watch.daemon = True

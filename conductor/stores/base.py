@@ -299,7 +299,8 @@ async def retry(
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return await send()
+                    answer = await send()
+                    break
                 except failures as error:
                     reason = explain(error)
                 if task.cancelling() > cancellations:
@@ -309,6 +310,9 @@ async def retry(
         if loop.time() - end > _LATE_S:  # this process was suspended, and has not read what came since
             return await retry(send, seconds, failures, explain)
         raise StoreUnavailable(f"The session store cannot be used: {reason}.") from None
+    if task.cancelling() > cancellations:
+        raise asyncio.CancelledError  # swallowed, too, where the answer came at the same moment
+    return answer
 
 
 async def sweep_regularly(sweep: Callable[[], Awaitable[int]], seconds: float) -> None:

@@ -515,3 +515,23 @@ async def test_a_tool_that_hangs_in_its_thread_does_not_keep_the_process(tmp_pat
                 await phone.ask("Take a nap.")
                 assert phone.finals() == ["It sleeps."]
             assert await served.end(signal.SIGTERM) == 0
+
+
+HANGING_STOP = """
+import asyncio
+from conductor.commands import serve
+from conductor.plugins.models.demo import DemoProvider
+
+async def hang(self):
+    await asyncio.Event().wait()
+
+DemoProvider.aclose, serve.STOP_S = hang, 0.5
+"""
+
+
+async def test_a_stop_that_hangs_ends_the_process(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(HANGING_STOP)
+    async with server(tmp_path, TOOLS_PATH="tools.py", MODEL_PROVIDER="demo") as served:
+        async with App(served.url) as phone:
+            await phone.ask("what is 6 times 7?")
+        assert await served.end(signal.SIGTERM) == 1

@@ -83,7 +83,7 @@ class Relay:
             tasks = [looking, *self._handling.values(), *self._writes]
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=self._listener.services.limits.close_timeout)
 
     async def do(self, route: Route, call: ApiCall) -> Any:
         """Do a request in its session. Raises `ApiError`, `StoreError`."""

@@ -49,7 +49,7 @@ async def _delivering(listener: Listener, settings: Settings, file: WebhookFile)
     finally:
         if picking_up is not None:
             picking_up.cancel()
-            await asyncio.wait([picking_up])
+            await asyncio.wait([picking_up], timeout=services.limits.close_timeout)
         services.webhooks.delivery = None
         await deliverer.aclose()
         await transport.aclose()

@@ -33,6 +33,34 @@ async def test_retries_end_with_their_task() -> None:
     assert retrying.cancelled()
 
 
+async def test_an_answer_that_swallows_the_cancellation_ends_its_task_too() -> None:
+    async def answers() -> str:
+        try:
+            return await asyncio.sleep(WAIT, "late")
+        except asyncio.CancelledError:  # as `asyncio.wait_for` of Python 3.11 does when its answer is there
+            return "stored"
+
+    async def work() -> None:
+        for _ in range(2):
+            await retry(answers, WAIT, (OSError,), str)
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    working.cancel()
+    await asyncio.wait([working], timeout=WAIT)
+    assert working.cancelled()
+
+
+async def test_an_answer_at_the_time_limit_counts() -> None:
+    async def answers() -> str:
+        try:
+            return await asyncio.sleep(WAIT, "late")
+        except asyncio.CancelledError:
+            return "stored"
+
+    assert await retry(answers, 0.01, (OSError,), str) == "stored"
+
+
 async def test_a_suspended_process_reads_the_answer() -> None:
     answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     started = asyncio.Event()
