@@ -31,7 +31,8 @@ def is_unfinished(utterance: str, page: Page) -> bool:
     if len(words) > 1 and _CONTRACTED.search(text):
         return True
     if _begins_only(words, page):
-        return not page.ending("no_unfinished", _without_fillers(words, page))
+        ends = (page.ending("no_unfinished", said) for said in (words, _without_fillers(words, page)))
+        return not any(ends)
     if len(words) == 1 or _is_separable(words, page):
         return False  # a single word, such as "in" or "para", answers or orders
     return _ends_inside(words, text, page) or (text[-1] != "." and _lacks_a_part(words, text, page))

@@ -260,6 +260,7 @@ WHOLE: dict[str, list[str]] = {
         "who is that",
     ],
     "de": [
+        "Ich auch",
         "mach das morgen",
         "Schalte die Heizung runter",
         "Weck mich auf",
@@ -311,6 +312,8 @@ WHOLE: dict[str, list[str]] = {
         "Das will ich",
     ],
     "es": [
+        "Yo también",
+        "Yo tampoco",
         "mejor que mañana",
         "dime dónde está",
         "lo que puedo comprar",
@@ -350,6 +353,8 @@ WHOLE: dict[str, list[str]] = {
         "Ponla en el salón",
     ],
     "fr": [
+        "Moi aussi",
+        "Moi non plus",
         "qu'est-ce que le covid",
         "dis-moi où ma voiture est",
         "plus que demain",
