@@ -15,9 +15,13 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def collect_leftovers_of_module() -> Iterator[None]:
-    """Report what the tests of a module left in the last one of them."""
+    """Report what the tests of a module left in the last one of them.
+
+    What stays, such as imported modules, stays to the end: each later collection is spared it.
+    """
     yield
     gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -133,7 +133,7 @@ async def paced_stream(
     elapsed, cpu_s = loop.time() - start, server.cpu() - cpu
     partials = sum(talker.partials for talker in talkers) - partials
     disconnect(talkers)
-    await service.wait_open(0, 30)
+    await service.wait_open(0)
     streamed = per_second * elapsed * sessions
     return {
         "cpu_us_a_token": round(cpu_s / streamed * 1e6, 2),

@@ -16,6 +16,9 @@ from conductor.models.base import ModelProvider
 from tests.stand_ins.anthropic_script import Answer, HttpFailure, JsonObject, Refused, Reply, ServiceScript
 from tests.stand_ins.http_connection import Connection, HttpRequest
 
+WAIT = 60.0
+"""The longest time in seconds for a client to do what is waited for."""
+
 
 class ModelService:
     """A stand-in; an async context manager.
@@ -104,7 +107,7 @@ class ModelService:
         self._server.close()
         for connection in list(self._connections):
             connection.abort()
-        await self._wait(lambda: not self._connections, 5.0)
+        await self._wait(lambda: not self._connections)
         if self._errors and error is None:
             raise self._errors[0]
 
@@ -124,24 +127,24 @@ class ModelService:
         for connection in list(self._connections):
             connection.close()
 
-    async def wait_disconnects(self, count: int, seconds: float = 5.0) -> None:
+    async def wait_disconnects(self, count: int) -> None:
         """Wait until ``count`` clients have left before the end of their answers."""
-        await self._wait(lambda: len(self.disconnects) >= count, seconds)
+        await self._wait(lambda: len(self.disconnects) >= count)
 
-    async def wait_open(self, count: int, seconds: float = 5.0) -> None:
+    async def wait_open(self, count: int) -> None:
         """Wait until exactly ``count`` streams are open."""
-        await self._wait(lambda: self.open_streams == count, seconds)
+        await self._wait(lambda: self.open_streams == count)
 
-    async def wait_received(self, count: int, seconds: float = 5.0) -> None:
+    async def wait_received(self, count: int) -> None:
         """Wait until ``count`` requests have come."""
-        await self._wait(lambda: self.received >= count, seconds)
+        await self._wait(lambda: self.received >= count)
 
-    async def wait_completed(self, count: int, seconds: float = 5.0) -> None:
+    async def wait_completed(self, count: int) -> None:
         """Wait until ``count`` requests are answered."""
-        await self._wait(lambda: self.completed >= count, seconds)
+        await self._wait(lambda: self.completed >= count)
 
-    async def _wait(self, true: Callable[[], bool], seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def _wait(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT):
             while not true():
                 self._changed.clear()
                 await self._changed.wait()

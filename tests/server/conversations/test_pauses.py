@@ -15,6 +15,7 @@ from conductor.messages import ToolCall
 from conductor.models.base import TextDelta
 from tests.app import App
 from tests.dialogues import DEVICE, TOOLS, begin, call
+from tests.hasty import SHORT_S, hasten
 from tests.models import AnthropicService, Reply, Script
 from tests.server.nodes import Node, Shelf, node
 from tests.serving import provider_for, serving
@@ -306,7 +307,7 @@ async def test_a_pause_that_was_lost_with_the_connection_is_made_good(claude: An
 
 async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: AnthropicService) -> None:
     claude.replies += [Reply(text=LONG)]
-    async with app(claude, pause_timeout=0.2) as phone:
+    async with app(claude, pause_timeout=SHORT_S) as phone:
         speech_id = await speech(phone)
         await paused(phone, speech_id)
         phone.start_fields["capabilities"] = ["pause", "resume", "turns"]
@@ -314,6 +315,7 @@ async def test_an_app_that_was_started_again_is_not_kept_waiting(claude: Anthrop
         phone.relaunch()
         since = len(phone.log)
         await phone.open()
+        hasten()
         await phone.until("audio.output.resume", since=since)
         assert await phone.until("tts.speak", since=since)
 

@@ -330,12 +330,12 @@ async def test_keep_alives_do_not_extend_the_silence(parts: tuple[bytes, ...]) -
     repeating = asyncio.Event()
     async with by_hand(*parts, pause_s=0.02, repeating=repeating) as base_url:
         provider = provider_at(base_url)
-        failing = asyncio.create_task(failure_of(provider, ask(silence_s=SHORT_S)))
+        failing = asyncio.create_task(failure_of(provider, ask(silence_s=10 * SHORT_S)))
         await asyncio.wait_for(repeating.wait(), WAIT)
         began = asyncio.get_running_loop().time()
-        hasten()
+        hasten(20 * SHORT_S)
         assert (await failing).reason == "timeout"
-        assert asyncio.get_running_loop().time() - began < 3 * SHORT_S
+        assert asyncio.get_running_loop().time() - began < 20 * SHORT_S
         await provider.aclose()
 
 

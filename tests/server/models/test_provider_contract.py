@@ -147,9 +147,9 @@ async def test_a_failure_behind_the_first_word_is_not_retried(
         texts.append(text)
         hold.set()
         if kind == "stall":
-            hasten()
+            hasten(20 * SHORT_S)
 
-    assert (await failure_of(provider, ask(silence_s=SHORT_S), on_text)).reason == reason
+    assert (await failure_of(provider, ask(silence_s=10 * SHORT_S), on_text)).reason == reason
     assert "".join(texts) == "One " and service.received == 1
     if kind == "stall":
         await service.wait_disconnects(1)
@@ -160,9 +160,9 @@ async def test_a_service_that_is_silent_at_once_times_out(
     service: ModelService, provider: ModelProvider
 ) -> None:
     service.play(broken("stall"))
-    failing = asyncio.create_task(failure_of(provider, ask(silence_s=SHORT_S)))
+    failing = asyncio.create_task(failure_of(provider, ask(silence_s=10 * SHORT_S)))
     await until(lambda: service.received == 1)
-    hasten()
+    hasten(20 * SHORT_S)
     assert (await failing).reason == "timeout"
     await service.wait_disconnects(1)
 
