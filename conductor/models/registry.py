@@ -29,11 +29,6 @@ def make_provider(profile: ModelProfile, settings: Settings) -> ModelProvider:
     return provider
 
 
-def provider_names() -> list[str]:
-    """List the names of the installed providers."""
-    return [name for name in plugins(MODELS) if name != TEXT]
-
-
 def as_text(provider: ModelProvider, profile: ModelProfile) -> ModelProvider:
     """Wrap the provider of a model that writes its calls as text."""
     wrap: Callable[[ModelProvider, ModelProfile], ModelProvider] = plugins(MODELS)[TEXT].load()
