@@ -50,17 +50,19 @@ const SIGN = /[^\P{S}\p{Sc}]|[#*/\\@&_]|(?<![\p{L}\p{N}])[-−.](?=\p{L})/u;
 const VAGUE = /^(?:yes|(?:\p{L}\p{M}*){1,2})$/u;
 // What makes another number of the one beside it: digits and signs in each language, and words of these. And what may be between them.
 const OF_NUMBERS = [
-  "k grand dozen hundred thousand million billion trillion point half third quarter minus negative plus percent times", // English
+  "two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty ninety",
+  "k grand double dozen hundred thousand million billion trillion point half third quarter minus negative plus percent times", // English
   "dutzend hundert tausend millionen milliarde milliarden komma punkt halb halbe drittel viertel prozent mal", // German
   "docena cien ciento mil millon millones coma punto medio media tercio cuarto menos mas", // Spanish
   "douzaine cent mille milliard virgule demi demie tiers quart moins fois", // French
 ].flatMap((words) => words.split(" "));
-const BETWEEN = "and a an or to of per und oder bis von y o de por et ou pour".split(" ");
+const BETWEEN = "and a an the or to of per und oder bis von y o de por et ou pour".split(" ");
+const isNumber = (word) => /^\P{L}/u.test(word);
 const changesNumbers = (word = "") => /^[^\p{L}]/u.test(word) || OF_NUMBERS.includes(word.replace(/s$/, "")) || OF_NUMBERS.includes(word);
 
 /**
- * What the person must have heard of a question, in this order: the words of each value, where the question has them. It is the whole
- * question if that says a value in other words, such as a date, or the words of one elsewhere, too.
+ * What the person must have heard of a question, numbers and words each in this order: the words of each value, where the question has
+ * them. It is the whole question if that says a value in other words, such as a date, or the words of one elsewhere, too.
  */
 export function essentials({ arguments: values, prompt }) {
   const question = clausesOf(prompt);
@@ -82,7 +84,7 @@ function partsOf(value) {
 
 /** Whether a part is the same in what was said: if it is a number, with its unit, and without another number or a sign beside it. */
 function isSame({ part, place: own }, question, said, place) {
-  const [isFirst, isLast] = [part[0], part.at(-1)].map((word) => /^\P{L}/u.test(word));
+  const [isFirst, isLast] = [part[0], part.at(-1)].map(isNumber);
   const isOther = (by, step) => {
     const word = beside(said, place + by, step);
     return changesNumbers(word) && word !== beside(question, own + by, step);
@@ -104,14 +106,15 @@ function beside({ words, ends }, place, step) {
 export function heardAt({ fromMs, question, needed }, voice) {
   const fragments = fromMs === null ? [] : voice.filter(({ startMs }) => startMs >= fromMs);
   const said = clausesOf(textOf(fragments));
-  let end = 0;
+  const ends = { number: 0, word: 0 };
   for (const one of needed) {
-    const place = placesOf(said.words, one.part).find((at) => at >= end && isSame(one, question, said, at));
+    const kind = isNumber(one.part[0]) ? "number" : "word";
+    const place = placesOf(said.words, one.part).find((at) => at >= ends[kind] && isSame(one, question, said, at));
     if (place === undefined) return null;
-    end = place + one.part.length;
+    ends[kind] = place + one.part.length;
   }
   const until = (index) => wordsOf(textOf(fragments.slice(0, index + 1)));
-  const isUntil = (words) => words.length >= end && isAt(said.words, words, 0); // "9" may be the beginning of "9.50"
+  const isUntil = (words) => words.length >= Math.max(ends.number, ends.word) && isAt(said.words, words, 0); // "9" may be the beginning of "9.50"
   return fragments.find((_, index) => isUntil(until(index)))?.endMs ?? null;
 }
 

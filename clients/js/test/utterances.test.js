@@ -37,7 +37,8 @@ test("a question is heard if the voice has said each of its values, and each as 
   const tilde = remove("~/a*", "May I remove the files tilde slash a star?");
   const rows = [
     [true, pay, "Shall I send 50 euros to Anna?"],
-    [false, pay, "Anna gets 50 euros, shall I?"], // in the question's order
+    [true, pay, "Anna gets 50 euros, shall I?"],
+    [false, { prompt: "Move 3 to 5?", arguments: { from: 3, to: 5 } }, "Shall I move 5 to 3?"],
     [true, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "I pay Anna 50, okay?"],
     [true, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "Pay Anna 50. Should I do that now?"],
     [false, { prompt: "May I pay Anna 50? Say yes or no.", arguments: { to: "Anna", amount: 50 } }, "I pay Anna 50 thousand, okay?"],
@@ -55,7 +56,7 @@ test("a question is heard if the voice has said each of its values, and each as 
     [false, { prompt: "Add 5 and 5?", arguments: { one: 5, other: 5 } }, "Shall I add 5?"],
     ...["50 thousand euros", "50k", "50 k", "50 grand", "50 hundred", "minus 50 euros", "$50", "50 dollars", "50 cents", "50%", "50 percent"]
       .concat(["one hundred 50 euros", "a hundred and 50 euros", "1 50 euros", "20 50 euros", "50 20", "50-60", "50 to 60", "50/60 euros"])
-      .concat(["50 point 5", "50 euros and 20 cents", ".50 euros", "50 and a half", "50th"])
+      .concat(["50 point 5", "50 euros and 20 cents", ".50 euros", "50 and a half", "50th", "half of 50 euros", "50 of the 80 euros", "fifty 50 euros"])
       .map((sum) => [false, pay, `Shall I pay ${sum} to Anna?`]),
     ...["negative 18", ".18", "zero point 18", "-18", "18 and a half", "18 thousand", "18.5", "18%"]
       .map((degrees) => [false, set, `Shall I set it to ${degrees}?`]),
