@@ -256,6 +256,11 @@ class Clients:
         else:
             self._unrecorded[event_id] = unrecorded
 
+    @property
+    def owes_acknowledgements(self) -> bool:
+        """Whether results wait for their record."""
+        return bool(self._unrecorded)
+
     def recorded(self) -> None:
         """Acknowledge the results whose record is stored by now."""
         outbound = self._session.state.outbound
@@ -282,7 +287,7 @@ class Clients:
 
     def _flush_now(self) -> None:
         self._flushing = None
-        if not self._session.is_closed:
+        if not self._session.is_closed and self._session.loop is None:  # a turn records them
             self._session.spawn(self._session.commits.flush())
 
     # -- diagnostics

@@ -223,7 +223,8 @@ class Session:
         view = self.view
         view.live.openings.floor_at = self._floor_at()
         self._timer.move()
-        self.clients.flush_soon()
+        if self.clients.owes_acknowledgements:  # the last results came while the turn was ending
+            self.clients.flush_soon()
         if self.loop is not None:
             self.loop.wake()
         elif self.commits.has_begun and next_step(view) != AwaitResults():

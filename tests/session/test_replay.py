@@ -138,15 +138,16 @@ async def test_results_of_ui_calls_are_acknowledged_together() -> None:
 
 
 class Witness(App):
-    """An app with long speeches; ``early`` are results that were acknowledged before they were recorded."""
+    """An app with speeches of some ``seconds``; ``early`` are results that were acknowledged unrecorded."""
 
-    def __init__(self, store: SlowStore) -> None:
+    def __init__(self, store: SlowStore, seconds: float) -> None:
         super().__init__(self.play, store)
+        self.seconds = seconds
         self.early: list[Event] = []
 
     async def play(self, name: str, call_id: str) -> str:
-        if name == "tts.speak":
-            await later(2)
+        if name == "tts.speak" and self.seconds:
+            await later(self.seconds)
         return SPOKEN
 
     def receive(self, data: bytes) -> None:
@@ -164,11 +165,14 @@ async def opened(app: App, session: Session, *capabilities: str) -> None:
     await app.connect(session)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 2.0], ids=["at once", "played"])
 @pytest.mark.parametrize("extra", [(), ("segments",), ("pause",)])
-async def test_results_of_ui_calls_are_acknowledged_once_they_are_recorded(extra: tuple[str, ...]) -> None:
+async def test_results_of_ui_calls_are_acknowledged_once_they_are_recorded(
+    extra: tuple[str, ...], seconds: float
+) -> None:
     store = SlowStore()
     services = make_services([[TextDelta("One two three. Four five six. Seven.")]] * 2, store=store)
-    session, app = await open_session(services), Witness(store)
+    session, app = await open_session(services), Witness(store, seconds)
     await opened(app, session, "resume", *extra)
     stage = Stage(session, app, services)
     await stage.ask("hi")
