@@ -21,7 +21,7 @@ from tests.server.nodes import Shelf, node, two_nodes, words
 
 HOUR_S = 3600.0
 STEPS_S = (HOUR_S, -HOUR_S, 24 * HOUR_S, -24 * HOUR_S)
-LIMIT_S = 0.5
+LIMIT_S = 0.1
 """The time limit of the tool that never answers."""
 
 

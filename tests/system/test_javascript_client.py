@@ -30,6 +30,9 @@ from tests.system.clients.programs import STARTING, missing, node_packages, prog
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "clients" / "js"
 TOKEN = "a-token-for-clients"
+LIMIT_S = 500.0  # dozens of conversations with pauses, on a busy machine
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @asynccontextmanager
@@ -51,7 +54,7 @@ async def demo() -> AsyncIterator[Listener]:
 async def run(*command: str, **environment: str) -> str:
     """Run a program in the package's folder; returns its output."""
     async with started(["env", "-C", str(PACKAGE), *command], environment=environment) as process:
-        output, errors = await asyncio.wait_for(process.communicate(), STARTING)
+        output, errors = await asyncio.wait_for(process.communicate(), LIMIT_S)
     assert process.returncode == 0, output.decode() + errors.decode()
     return output.decode()
 

@@ -131,7 +131,6 @@ async def test_a_file_may_be_in_any_root(tmp_path: Path) -> None:
     assert (await run(tool, {"path": "y"}, CONTEXT)).error_type == "io_error"
 
 
-@pytest.mark.timeout(20)
 async def test_a_file_that_grows_while_it_is_read_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,6 @@ def test_a_root_that_became_a_link_is_missing_until_it_returns(root: Path, outsi
     assert read(roots, "file") == b"inside"
 
 
-@pytest.mark.timeout(10)
 @pytest.mark.parametrize(
     ("path", "error"),
     [("hard", "EMLINK"), ("a", "EISDIR"), ("pipe", "ENXIO"), ("socket", "ENXIO"), ("device", "ELOOP")],
