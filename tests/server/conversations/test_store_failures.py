@@ -337,7 +337,7 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 
 @pytest.mark.extended
 async def test_a_hanging_redis_gives_an_apology_and_its_late_commit_counts_once(redis: RedisServer) -> None:
-    async with serving(RedisStore(redis.url, retry_for=BUSY_S)) as served, served.phone() as phone:
+    async with serving(RedisStore(redis.url, retry_for=2.0)) as served, served.phone() as phone:
         await phone.ask("one")
         await calm(served)
         redis.freeze()
