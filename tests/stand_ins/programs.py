@@ -48,7 +48,7 @@ async def launched(*command: str | Path, **options: Any) -> AsyncIterator[asynci
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.communicate()
+        await asyncio.wait_for(process.communicate(), WAIT)
 
 
 def started(command: Sequence[str], *ready: bytes, cwd: Path | None = None) -> subprocess.Popen[bytes]:
