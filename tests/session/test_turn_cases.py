@@ -10,9 +10,9 @@ import pytest
 from tests.session.turn_cases import FOLDER, Case, play, problems, read_cases
 
 FILES = sorted(path.name for path in FOLDER.glob("turn_cases*.jsonl"))
-# Lines of cases that end differently, such as a sentence that is cut between words of any meaning. None of
-# them swallows an answer.
-MISSED: dict[str, frozenset[int]] = {}
+# Lines of cases that end differently: the question is asked again, since "okay" and "sure" alone are no
+# consent, and "yeah right" is none.
+MISSED = {"turn_cases_4.jsonl": frozenset({20, 22, 110})}
 CASES = [
     pytest.param(
         case,

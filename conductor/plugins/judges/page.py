@@ -90,6 +90,8 @@ class Page:
         self.stressed: Sequence[str] = data["stressed"].split()
         self.asking: Set[str] = {*data["asking"].split()}
         self.clitics: Set[str] = {*data.get("clitics", "").split()}
+        changes = (change.partition("=") for change in data.get("stem_vowels", "").split())
+        self._vowels = [(vowel, other) for vowel, _, other in changes]
         self._spellings = [(re.compile(pattern), text) for pattern, text in data["spellings"].items()]
         self._point, self._and = fold(numbers["point"]), fold(numbers["and"])
         self._scales = {
@@ -253,7 +255,7 @@ class Page:
     def form_of(self, word: str, verb: str) -> Literal["", "plain", "clinging"]:
         """Return whether a word is a form of a verb, and whether a pronoun clings to it; empty if it is none.
 
-        Two forms differ in no more than an ending of the language.
+        Two forms differ in no more than an ending of the language, and the vowel before it.
         """
         if word == verb or self._is_form(word, verb):
             return "plain"
@@ -264,8 +266,17 @@ class Page:
         return word == verb or any(
             len(stem) > 2 and word.startswith(stem) and word[len(stem) :] in self.endings
             for ending in self.endings
-            if verb.endswith(ending) and (stem := verb[: len(verb) - len(ending)])
+            if verb.endswith(ending)
+            for stem in self._stems(verb[: len(verb) - len(ending)])
         )
+
+    def _stems(self, stem: str) -> Iterator[str]:
+        """Give a stem, and the ones with another vowel: "cierr" of "cerrar"."""
+        yield stem
+        for vowel, other in self._vowels:
+            before, found, behind = stem.rpartition(vowel)
+            if found:
+                yield f"{before}{other}{behind}"
 
 
 def _lines(phrases: str | Mapping[str, str]) -> Iterator[str]:

@@ -218,6 +218,7 @@ def test_an_answer_approves_only_as_a_whole(text: str, question: QuestionWords, 
         ("de", "ja, bitte senden", "allow"),
         ("de", "ja, sende", "unclear"),
         ("de", "Ja, mach nur.", "allow"),
+        ("de", "Jo, passt.", "allow"),
         ("de", "ja, darfst du", "allow"),
         ("de", "na ja", "unclear"),
         ("de", "ist ja gut", "unclear"),
@@ -253,6 +254,21 @@ def test_each_language_has_its_own_ways(language: str, text: str, expected: Answ
 )
 def test_a_pronoun_that_clings_to_the_action_is_no_part_of_its_verb(text: str, expected: AnswerKind) -> None:
     assert kind(text, ask("x", {}, language="es", spoken="mandarle la foto a Luc\u00eda")) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "spoken", "text", "expected"),
+    [
+        ("es", "cerrar la puerta del garaje", "s\u00ed, ci\u00e9rrala", "allow"),
+        ("es", "encender la luz", "enciende la luz", "allow"),
+        ("es", "mostrar la foto", "no la muestres", "deny"),
+        ("es", "cerrar la puerta", "s\u00ed, c\u00f3rrela", "unclear"),
+        ("de", "die Nachricht vorlesen", "ja, lies vor", "unclear"),
+        ("de", "den Artikel lesen", "lies den Artikel", "allow"),
+    ],
+)
+def test_the_vowel_of_a_verb_may_change(language: str, spoken: str, text: str, expected: AnswerKind) -> None:
+    assert kind(text, ask("x", {}, language=language, spoken=spoken)) == expected
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -185,6 +185,7 @@ HALVES: dict[str, list[str]] = {
 }
 WHOLE: dict[str, list[str]] = {
     "en": [
+        "the one I told you about",
         "not that I know of",
         "I don't want to",
         "send Anna that now",
