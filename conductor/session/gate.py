@@ -233,7 +233,7 @@ class SessionGate(CallGate):
         """Hold the writes behind a write that needs a yes: the model's order counts."""
         waits = False
         for call in calls:
-            writes = call.is_open and call.effect != "read"
+            writes = call.effect != "read"
             waits = waits or (writes and call.consent == "needed")
             if waits and writes and call.consent == "free":
                 call = msgspec.structs.replace(call, consent="held")

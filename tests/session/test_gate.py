@@ -1,0 +1,141 @@
+"""The gate of a session as tables: the consents of a reply's calls, and the texts that taint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as changed
+
+from conductor.conversation import records as r
+from conductor.conversation.state import AppFact, Conversation, Summary
+from conductor.messages import AssistantMessage, ToolCall, UserMessage
+from conductor.session.gate import SessionGate
+from conductor.session.services import SessionObserver
+from conductor.tools.base import SessionFields, ToolSpec
+from tests.conversation.build import NOW, STARTED, device, finished, fold, replied, result
+from tests.session.helpers import KEY, make_services, tool
+
+
+class Told(SessionObserver):
+    """Remembers the verdicts that it was told of."""
+
+    def __init__(self) -> None:
+        self.effects: list[str] = []
+
+    def decided(self, spec: ToolSpec, arguments: Any, verdict: Any) -> None:
+        self.effects.append(verdict.effect)
+
+
+CATALOG = (
+    tool("look", effect="read", risk="safe"),
+    tool("peek", effect="read", risk="medium", approval="ask"),
+    tool("move", effect="write", risk="medium"),
+    tool("write", effect="write", approval="never"),
+)
+
+
+def nobody() -> SessionFields:
+    raise AssertionError("no memories are asked for")
+
+
+def gate_of(state: Conversation, observer: SessionObserver | None = None, **limits: Any) -> SessionGate:
+    """Make the gate of a state, with the tools above on the device."""
+    services = replace(make_services(**limits), catalog=CATALOG)
+    return SessionGate(
+        services, KEY, state, observer=observer or SessionObserver(), now=lambda: NOW, person=nobody
+    )
+
+
+def calls(*names: str) -> list[ToolCall]:
+    return [ToolCall(f"c{number}", name, "{}") for number, name in enumerate(names)]
+
+
+CONSENTS: list[tuple[str, list[str], list[str]]] = [
+    ("a write that needs no yes", ["write"], ["free"]),
+    ("it stands before one that needs a yes", ["write", "move"], ["free", "needed"]),
+    ("it stands behind one that needs a yes", ["move", "write"], ["needed", "held"]),
+    ("two behind it", ["move", "write", "move", "write"], ["needed", "held", "needed", "held"]),
+    ("a read behind a write that needs a yes", ["move", "look"], ["needed", "free"]),
+    ("a write behind a read that needs a yes", ["peek", "write"], ["needed", "free"]),
+    ("a write behind a call of no tool", ["nothing", "write"], ["free", "free"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "consents"), [row[1:] for row in CONSENTS], ids=[row[0] for row in CONSENTS]
+)
+async def test_writes_wait_for_an_earlier_write_that_needs_a_yes(
+    names: list[str], consents: list[str]
+) -> None:
+    prepared = await gate_of(fold(STARTED)).prepare(calls(*names), is_whole=True)
+    assert [call.consent for call in prepared] == consents
+
+
+ONE_MADE = fold(STARTED, replied(device()), finished())
+ROOM: list[tuple[str, Conversation, dict[str, Any], list[bool]]] = [
+    ("of a round", fold(STARTED), {"max_calls_per_round": 2}, [True, True, False]),
+    ("of a turn", fold(STARTED), {"max_calls_per_turn": 2}, [True, True, False]),
+    ("of a turn, of which one is made", ONE_MADE, {"max_calls_per_turn": 2}, [True, False, False]),
+]
+
+
+@pytest.mark.parametrize(("state", "limits", "run"), [row[1:] for row in ROOM], ids=[row[0] for row in ROOM])
+async def test_calls_beyond_the_room_are_refused(
+    state: Conversation, limits: dict[str, Any], run: list[bool]
+) -> None:
+    prepared = await gate_of(state, **limits).prepare(calls("look", "look", "look"), is_whole=True)
+    assert [call.is_open for call in prepared] == run
+
+
+async def test_a_call_that_the_person_has_denied_is_refused_without_another_verdict() -> None:
+    state, told = fold(STARTED), Told()
+    gate = gate_of(state, told)
+    (asked,) = await gate.prepare(calls("move"), is_whole=True)
+    assert state.turn is not None and told.effects == ["ask"]
+    state.turn.denied.append(asked.digest)
+    (refused,) = await gate.prepare(calls("move"), is_whole=True)
+    assert (refused.consent, told.effects) == ("denied", ["ask"])
+
+
+MAIL = AppFact(text="A mail.", untrusted=True, key="mail")
+FROM_OUTSIDE = finished(result=changed(result(), untrusted=True))
+TAINTS: list[tuple[str, Conversation, bool, bool]] = [
+    ("nothing", fold(STARTED), False, False),
+    ("a summary", Conversation(summary=Summary("Of mails.", untrusted=True)), True, True),
+    ("a trusted summary", Conversation(summary=Summary("Of owls.")), False, False),
+    ("a fact at rest", fold(r.ContextAdded("", MAIL)), True, True),
+    (
+        "a fact that was told at the turn's begin and is removed",
+        fold(r.ContextAdded("", MAIL), STARTED, r.ContextAdded("", changed(MAIL, text=""))),
+        True,
+        True,
+    ),
+    (
+        "a result of the running round",
+        fold(STARTED, replied(device(), device("c2")), FROM_OUTSIDE),
+        True,
+        True,
+    ),
+    ("a result of an earlier round", fold(STARTED, replied(device()), FROM_OUTSIDE), True, True),
+    (
+        "the call of a program",
+        Conversation(log=[UserMessage("hi"), AssistantMessage(text="", untrusted=True)]),
+        True,
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("state", "models", "programs"), [row[1:] for row in TAINTS], ids=[row[0] for row in TAINTS]
+)
+async def test_texts_of_others_taint_the_calls_of_the_model_and_of_programs(
+    state: Conversation, models: bool, programs: bool
+) -> None:
+    gate = gate_of(state)
+    assert gate.is_tainted is models
+    for by_program, is_tainted in ((False, models), (True, programs)):
+        (call,) = await gate.prepare(calls("write"), is_whole=True, by_program=by_program)
+        assert ("untrusted" in call.cautions) is is_tainted
