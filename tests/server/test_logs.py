@@ -51,7 +51,7 @@ except RuntimeError:
 
 def lines(level: str = "info", log_format: str = "json", content: bool = False) -> list[str]:
     program = PROGRAM.format(level=level, log_format=log_format, content=content, secret=SECRET)
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout == "", "the log goes to standard error"
     return completed.stderr.splitlines()

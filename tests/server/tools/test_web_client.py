@@ -59,7 +59,7 @@ URLS = [f"http://{address}" for address in ADDRESSES.split()]
     "url", [*URLS, "file:///etc/passwd", "//127.0.0.1:{port}/", "javascript:alert(1)", ""]
 )
 async def test_nothing_reaches_an_address_that_is_not_public(url: str) -> None:
-    async with site() as server, asyncio.timeout(20):
+    async with site() as server, asyncio.timeout(WAIT):
         with pytest.raises(WebError) as caught:
             await fetch("GET", url.replace("{port}", str(server.port)), timeout_s=5.0)
         assert server.asked == []

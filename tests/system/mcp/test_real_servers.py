@@ -19,7 +19,7 @@ from conductor.plugins.mcp.config import McpServerConfig
 from conductor.settings import Limits
 from conductor.tools.executor import ToolExecutor
 from tests.stand_ins.programs import missing
-from tests.system.mcp.test_toolset import CONTEXT, ROOT, Host, use
+from tests.system.mcp.test_toolset import CONTEXT, ROOT, WAIT, Host, use
 
 HERE = ROOT / "build" / "mcp"
 
@@ -107,7 +107,7 @@ async def _a_time_limit(host: Host) -> None:
     name = "everything.trigger-long-running-operation"
     long = executor.restore(ToolCall("c", name, "{}"), {"duration": 60, "steps": 60})
     assert long is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT):
         outcome = await executor.run(long, CONTEXT)
         assert outcome.error_type == "unknown"
         assert (await host.call("everything.echo", message="still there")).success

@@ -65,5 +65,5 @@ def test_making_a_provider_imports_no_other_ones_modules() -> None:
         "make_provider(load_profiles(settings).main, settings)\n"
         "print(sorted(m for m in sys.modules if m.startswith('conductor.plugins.models.anthropic')))"
     )
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert process.stdout.strip() == "[]", process.stderr
