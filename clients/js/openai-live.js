@@ -3,7 +3,7 @@
 //
 // What was said, and what it means, is decided in utterances.js. `Commands` is all that goes to the voice, in order. `Bridge` joins them
 // to the client: an event changes its state, and then `#step` does what can be done now.
-import { endOf, essentials, halved, heardAt, isLong, isNoise, isOwn, says, textOf, Transcript, verdict, WAITS } from "./utterances.js";
+import { endOf, essentials, halved, heardAt, isLong, isNoise, isOwn, refuses, says, textOf, Transcript, verdict, WAITS } from "./utterances.js";
 
 const QUIET_MS = 800; // no event ends a transcript: so long without a fragment ends an utterance
 const SHOWN_MS = 300; // the server counts a yes only a while after `approval.shown`
@@ -16,7 +16,6 @@ const SHORT = 100; // characters; what is refused so short is not too long
 const FACT_BYTES = 2_000; // of each of the two facts; the app's need room, too: a session has 8 KiB
 
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
-const UNCOUNTED = "These words came too early, or were an echo: they do not answer the question, which is open.";
 const ON_SCREEN = "The question cannot be answered by voice any more. Have the person answer it on the screen.";
 const REFUSED = "The answer could not be given to you. Tell the person that it is on the screen.";
 const TYPED = "The question is open: typed words do not answer it. Have the person answer aloud or on the screen.";
@@ -63,7 +62,6 @@ class Commands {
     this.#fixture = plays ? setTimeout(() => this.fixture(false), FIXTURE_MS) : null;
     this.flush();
   }
-
   /** An answer of the service, null for a refusal. Whether that is no fault: a fixture began while the command was on its way. */
   answered(id, answer) {
     const command = [...this.#waiting].find(({ event }) => event.event_id === id);
@@ -158,8 +156,8 @@ class Bridge {
     this.#lose("closed");
     this.#timers.forEach(clearTimeout);
     this.#client.attach(null);
-    const denied = this.#questions.filter(({ hasCard }) => !hasCard);
-    queueMicrotask(() => denied.forEach((question) => this.#deny(question, NOT_ASKED))); // the app may decide in the same task
+    // The app may decide in the same task.
+    queueMicrotask(() => this.#questions.forEach((question) => question.hasCard || this.#deny(question, NOT_ASKED)));
   }
 
   /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
@@ -230,7 +228,6 @@ class Bridge {
     this.#facts.set(key, text);
     this.#client.addContext(endOf(text, FACT_BYTES), { key });
   }
-
   /** The talk so far, as another voice session takes it. */
   get history() {
     return this.#transcript.history();
@@ -374,7 +371,9 @@ class Bridge {
     await this.#until(() => isLost() || !transcript.open("voice"));
     const [question] = this.#questions;
     const stands = () => this.#questions.length === 1 && this.#questions[0] === question;
-    const counts = () => stands() && verdict(utterance, question, transcript.voice()) === "counts";
+    const words = utterance.text.trim();
+    const isNo = refuses(words); // it needs no question, and no time
+    const counts = () => !isNo && stands() && verdict(utterance, question, transcript.voice()) === "counts";
     const isAnswer = counts();
     // An echo may be here before the words of the voice are.
     if (isAnswer) await this.#until(() => isLost() || !counts(), Math.max(LATE * this.#options.quietMs, transcript.lateMs));
@@ -386,8 +385,9 @@ class Bridge {
     if (isLost()) return;
     // What the server would take for an answer, or gets too late, is left out: a question may have been settled meanwhile.
     const isIn = isAnswer ? question.isShown && counts() : !this.#questions.some(({ isShown }) => isShown);
-    if (isIn && this.#isOnline()) this.#run({ to: id, words: utterance.text.trim(), said: 0 });
-    else if (stands()) this.#append("thinking", UNCOUNTED, id);
+    if (isNo && !isIn && stands()) this.#deny(question, words);
+    if (isIn && this.#isOnline()) this.#run({ to: id, words, said: 0 });
+    else if (stands() && !isNo) this.#append("thinking", "These words came too early, or were an echo: the question is open.", id);
     else this.#hush(id);
     const fromMs = question?.fromMs;
     this.#quiets(UNSETTLED, () => {

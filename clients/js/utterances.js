@@ -1,5 +1,5 @@
 // What was said in front of a voice model, and what it means (openai-live.js): utterances of the fragments of both transcripts, the words
-// that a delegation means, and whether words answer a question. There is no clock, no channel and no client here. Times are in
+// that a delegation means, and whether words answer a question. There is no channel and no client here, and no timer. Times are in
 // milliseconds of the voice session.
 
 const ECHO_MS = 500; // what begins so soon after the voice may be its echo, however it is written
@@ -29,6 +29,8 @@ const placesOf = (words, part) => [...words.keys()].filter((place) => isAt(words
 
 /** Whether a text has the words of another one. */
 export const says = (text, other) => placesOf(wordsOf(text), wordsOf(other)).length > 0;
+/** Whether words begin with a no, in English, German, Spanish or French. */
+export const refuses = (text) => "no nope nein nee non stop stopp halt alto arrete cancel cancela annule".split(" ").includes(wordsOf(text)[0]);
 /** Whether no word was said: a recogniser's `(music)`, or signs. */
 export const isNoise = (text) => !/[\p{L}\p{N}]/u.test(text.replace(/\(.*?\)|\[.*?\]/gs, ""));
 export const textOf = (fragments) => fragments.map(({ text }) => text).join("");

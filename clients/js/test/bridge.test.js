@@ -705,3 +705,16 @@ test("a pause within an answer does not have the question asked again", async ()
   settle();
   join.bridge.close();
 });
+
+test("a no needs no time: it refuses while the question is asked again, too", async () => {
+  const join = joined();
+  const settle = await asked(join);
+  join.channel.person("yes", 5_000); // the server wants the words repeated
+  await until(() => join.said.length);
+  await until(() => join.channel.said("commentary").length === 2);
+  join.channel.person("no no, stop", 9_000);
+  await until(() => join.decided.length);
+  assert.deepEqual([join.decided, join.said], [["a: deny"], ["yes"]]);
+  settle();
+  join.bridge.close();
+});
