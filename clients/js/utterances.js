@@ -196,7 +196,8 @@ export class Transcript {
    */
   meant({ offsetMs, waited }) {
     const words = this.of("person").filter(({ text }) => !isNoise(text));
-    const own = words.filter((utterance) => isOwn(utterance, offsetMs));
+    const before = words.filter((utterance) => isOwn(utterance, offsetMs));
+    const own = before.length ? before : words; // a delegation of nothing means what follows
     const [last, reply] = [own.at(-1), this.replyBefore(offsetMs)];
     const isKnown = last?.knownMs !== undefined;
     const isAnswered = reply?.endMs > last?.endMs; // or only acknowledged

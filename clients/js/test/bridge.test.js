@@ -143,11 +143,21 @@ test("a delegation waits for the transcript of its words", async () => {
 test("a delegation whose words never come is answered by silence", async () => {
   const { bridge: made, channel, said } = joined();
   channel.delegate("d-1", 3_000);
-  await wait(3);
-  channel.person("Later words.", 3_501);
-  await wait(12);
+  await wait(15);
   assert.deepEqual(said, []);
   assert.deepEqual(channel.said("thinking").map(({ delegation_id: id }) => id), ["d-1"]);
+  made.close();
+});
+
+test("a delegation without words before it means those that follow", async () => {
+  const { bridge: made, channel, said } = joined();
+  channel.delegate("d-1", 3_000);
+  await wait(3);
+  channel.person("Any news?", 5_000);
+  channel.delegate("d-2", 5_100);
+  await wait(3);
+  assert.deepEqual(said, ["Any news?"]);
+  assert.deepEqual(channel.said("thinking").map(({ delegation_id: id }) => id).sort(), ["d-1", "d-2"]); // nothing came of either
   made.close();
 });
 

@@ -95,6 +95,7 @@ test("a delegation means the words since the voice last spoke, and waits for wor
     ["hello", [hello, hi], 3_000, 6],
     ["any news?", [hello, hi, news], 1_500, 0], // the times are estimates
     ["hello", [hello, hi, news], 1_499, 0], // what was said before is here
+    ["any news?", [news], 900, 0], // later words, where there are no others
     ["", [[...hello, 600]], 700, 0], // a second delegation
     ["", [[...hello, 600]], 1_399, 0],
     [null, [[...hello, 600]], 1_400, 11],
