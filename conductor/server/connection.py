@@ -142,6 +142,9 @@ class Connection(Writer):
             self._session.drain(seconds)
             # A close before the app's acknowledgements would cut off the last speech.
             await self._session.settled()
+        if self._session is not None:  # still
+            # The process that the app finds next would wait for the end of a speech that has ended.
+            await self._session.commits.flush()
         self.close(code, reason)
 
     async def is_alive(self) -> bool:

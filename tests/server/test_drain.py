@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conductor.app import make_services
+from conductor.conversation.replay import replay
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
 from conductor.models.base import TextDelta
 from conductor.plugins.auth.tokens import TokenAuthenticator
+from conductor.plugins.stores.sqlite import SqliteStore
 from conductor.server.listener import Listener
 from conductor.settings import load_settings
 from conductor.stores.base import NO_ATTACHMENTS, Attachments, Claim
@@ -21,8 +24,8 @@ from tests.app import App
 from tests.conftest import IOS_CATALOG
 from tests.hasty import SHORT_S, hasten
 from tests.models import Script, ScriptedProvider
-from tests.server.nodes import still_open
-from tests.server.wires import WAIT, WiredStore
+from tests.server.nodes import KEY, Shelf, node, session_of, still_open
+from tests.server.wires import WAIT, WiredStore, until
 from tests.serving import Served, serving
 
 LONG = 60.0
@@ -107,6 +110,28 @@ async def test_calls_without_an_answer_delay_the_stop_until_they_time_out(calls:
             await phone.ask("hi")
             await asyncio.wait_for(served.listener.stop(drain_s=LONG), WAIT)
             assert await closed(phone) == 1012
+
+
+async def test_the_end_of_a_speech_is_recorded_before_its_connection_closes(tmp_path: Path) -> None:
+    shelf = Shelf(lambda: SqliteStore(tmp_path / "sessions.db"))
+    acknowledge, next_node = silent_about("tts.speak"), shelf.make()
+    await next_node.open()
+    async with node(shelf.make(), hi) as served, served.phone(acknowledge=acknowledge) as phone:
+        await phone.ask("hi")
+        session = session_of(served)
+        speech = await speech_of(phone)
+        async with served.phone("s-2", acknowledge=acknowledge) as talking:  # the stop waits for it
+            await talking.ask("hi")
+            phone.result(speech, '{"spoken":true}')
+            await until(lambda: not session.outbox.outstanding)
+            stop = asyncio.create_task(served.listener.stop(drain_s=LONG))
+            assert await closed(phone) == 1012
+            # Otherwise the app's next speech would wait there for the end of this one.
+            outbound = replay((await next_node.claim(KEY)).commits).outbound.values()
+            assert "speak" not in [event.kind for event in outbound]
+            talking.result(await speech_of(talking), '{"spoken":true}')
+            await asyncio.wait_for(stop, WAIT)
+    await next_node.aclose()
 
 
 async def test_during_a_drain_speech_may_be_interrupted_and_starts_no_turn() -> None:
