@@ -12,13 +12,17 @@ import re
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from conductor.app import make_services, running
 from conductor.client import connect
+from conductor.plugins.models.demo import DemoProvider
+from conductor.server.listener import Listener
+from conductor.settings import load_settings
 from tests.app import App
 from tests.conftest import ROOT
 from tests.server.test_one_port import KEY, OPENED, REQUESTS, TOKEN, serving, statuses
@@ -116,13 +120,27 @@ def command(name: str, folder: Path, port: int, server: int) -> list[str]:
             return [executable, "-db", "-f", str(config)]
 
 
+def add_server(config: Path, first: str, other: str) -> None:
+    """Add the address of another server to a proxy's file, as the document says."""
+
+    def add(line: re.Match[str]) -> str:
+        if "reverse_proxy" in line[0]:
+            return line[0].replace(first, f"{first} {other}")
+        return f"{line[0]}\n{line[0].replace(first, other).replace(' one ', ' two ')}"
+
+    file, count = re.subn(rf"^.*{re.escape(first)}.*$", add, config.read_text(), flags=re.MULTILINE)
+    assert count == 1
+    config.write_text(file)
+
+
 @asynccontextmanager
-async def proxied(name: str, folder: Path, server: int) -> AsyncIterator[int]:
-    """Run a proxy in front of a server's port; yields the port of the proxy once it passes requests."""
+async def proxied(name: str, folder: Path, server: int, *others: int) -> AsyncIterator[int]:
+    """Run a proxy in front of servers' ports; yields the port of the proxy once it passes requests."""
     port = free_port()
-    async with started(
-        command(name, folder, port, server), environment={"HOME": str(folder), "XDG_DATA_HOME": str(folder)}
-    ):
+    run = command(name, folder, port, server)
+    for other in others:
+        add_server(folder / "config", f"127.0.0.1:{server}", f"127.0.0.1:{other}")
+    async with started(run, environment={"HOME": str(folder), "XDG_DATA_HOME": str(folder)}):
         async with asyncio.timeout(2 * WAIT):
             while True:
                 try:
@@ -180,3 +198,36 @@ async def test_an_app_talks_through_tls_by_the_file_of_the_document(
                     await asyncio.sleep(0.05)  # another process: there is nothing to wait on
             async with connect(f"wss://localhost:{port}/ws", token=TOKEN) as client:
                 assert (await (await client.say("Hello."))).text
+
+
+@asynccontextmanager
+async def node(port: int) -> AsyncIterator[Listener]:
+    settings = load_settings(None, port=port, auth_tokens=TOKEN)
+    async with running(settings, make_services(settings, DemoProvider(0.0))) as listener:
+        await listener.ready.wait()
+        yield listener
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", ["haproxy", "nginx", "caddy"])
+async def test_nodes_restart_one_after_the_other_and_no_connection_fails(name: str, tmp_path: Path) -> None:
+    async def talks() -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        async with App(f"ws://localhost:{port}/ws", "s-1", headers=headers) as app:
+            await app.ask("what is 6 times 7?")
+
+    ports = (free_port(), free_port())
+    async with AsyncExitStack() as first, AsyncExitStack() as second, asyncio.timeout(8 * WAIT):
+        await first.enter_async_context(node(ports[0]))
+        await second.enter_async_context(node(ports[1]))
+        async with proxied(name, tmp_path, *ports) as port:
+            await first.aclose()
+            for _ in range(8):
+                await talks()
+            again = await first.enter_async_context(node(ports[0]))
+            # nginx does not ask whether it is back.
+            while name != "nginx" and not again.registry.sessions:
+                await talks()
+            await second.aclose()
+            for _ in range(4):
+                await talks()
