@@ -38,20 +38,22 @@ OTHERS = {
         I see a problem | okay, and | good morning | sure, but later
         louder | how | that is | that's wrong | that's too loud | me | home | shh | huh, what | just no
         oh wait | ah no | oh, and call Bob | oh Bob | oh, the milk | that's good enough | okay man stop
-        is it open? | did you call her? | so that | that's not right | oh turn it off | oh so""",
+        is it open? | did you call her? | so that | that's not right | oh turn it off | oh so
+        they're sick""",
     "de": """nein | stopp | warte | ja, aber | doch | danke | was | ja? | na ja | genug | das reicht
         nee | mm-mm | ja, und | nicht gut | okay, dann um acht | mach lauter
         lauter | wie | so | das ist | das ist zu laut | pst | um | ihm | oh nein
         ach nein | oh warte | schon gut | gut jetzt | ist gut | okay, halt | ja halt | oh, die Milch
-        ach, und ruf Peter an | hat der offen? | das weiß ich | weiter | ach das""",
+        ach, und ruf Peter an | hat der offen? | das weiß ich | weiter | ach das
+        oh schau mal | sag an""",
     "es": """no | para | espera | sí, pero | gracias | basta | qué | ya basta | ¿sí? | si llueve | mm-mm
         vale, y | no entiendo | más alto | muy | qué hora | eso está mal | shh | me | está
         ah no | ya vale | ya está | ah, espera | ah, y llama a Ana | ay, la leche | más fuerte
-        no está bien | ¿está abierto? | ya lo sé | ay no | qué restaurante | anda ya | qué va""",
+        no está bien | ¿está abierto? | ya lo sé | ay no | qué restaurante | anda ya | qué va | mira""",
     "fr": """non | stop | attends | oui, mais | merci | quoi | ça suffit | si | pas vrai | mm-mm
         d'accord, et | oui ? | je ne vois pas | plus fort | c'est | c'est faux | chut | ma | très
         ah non | oh, attends | ah, et appelle Bob | trop fort | c'est pas bon | oh, le lait | bon alors
-        c'est loin ? | je sais | ça va bien""",
+        c'est loin ? | je sais | ça va bien | tant pis | par exemple | elle est malade""",
 }
 
 
