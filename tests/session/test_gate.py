@@ -1,4 +1,4 @@
-"""The gate of a session as tables: the consents of a reply's calls, and the texts that taint."""
+"""The gate of a session as tables: the consents of a reply's calls, what taints them, and a yes's scopes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import pytest
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
-from conductor.conversation.state import AppFact, Conversation, Summary
+from conductor.conversation.state import AppFact, Conversation, Summary, UnknownCall
+from conductor.identity import ANONYMOUS
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
+from conductor.session.fields import SubjectRecords
 from conductor.session.gate import SessionGate
 from conductor.session.services import SessionObserver
+from conductor.stores.base import SessionKey
 from conductor.tools.base import SessionFields, ToolSpec
+from conductor.tools.outcomes import Caution
+from conductor.tools.rules import arguments_digest
 from tests.conversation.build import NOW, STARTED, device, finished, fold, replied, result
 from tests.session.helpers import KEY, make_services, tool
 
@@ -40,11 +45,20 @@ def nobody() -> SessionFields:
     raise AssertionError("no memories are asked for")
 
 
-def gate_of(state: Conversation, observer: SessionObserver | None = None, **limits: Any) -> SessionGate:
+def gate_of(
+    state: Conversation,
+    observer: SessionObserver | None = None,
+    *,
+    key: SessionKey = KEY,
+    has_records: bool = False,
+    **limits: Any,
+) -> SessionGate:
     """Make the gate of a state, with the tools above on the device."""
     services = replace(make_services(**limits), catalog=CATALOG)
+    if has_records:
+        services = replace(services, subject_records=SubjectRecords(services.store))
     return SessionGate(
-        services, KEY, state, observer=observer or SessionObserver(), now=lambda: NOW, person=nobody
+        services, key, state, observer=observer or SessionObserver(), now=lambda: NOW, person=nobody
     )
 
 
@@ -139,3 +153,45 @@ async def test_texts_of_others_taint_the_calls_of_the_model_and_of_programs(
     for by_program, is_tainted in ((False, models), (True, programs)):
         (call,) = await gate.prepare(calls("write"), is_whole=True, by_program=by_program)
         assert ("untrusted" in call.cautions) is is_tainted
+
+
+UNKNOWN: list[tuple[str, str, int, tuple[str, ...]]] = [
+    ("a write that may have happened", "write", NOW + 1, ("may_have_happened",)),
+    ("a write long after it", "write", NOW, ()),
+    ("a read", "look", NOW + 1, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "until", "cautions"), [row[1:] for row in UNKNOWN], ids=[row[0] for row in UNKNOWN]
+)
+async def test_a_write_that_may_have_happened_is_asked_about_for_a_while(
+    name: str, until: int, cautions: tuple[str, ...]
+) -> None:
+    state = Conversation(unknown_calls={"c0": UnknownCall(arguments_digest(name, {}), until)})
+    (call,) = await gate_of(state).prepare(calls(name), is_whole=True)
+    assert (call.cautions, call.consent) == (cautions, "needed" if cautions else "free")
+
+
+ANN, NOBODY = KEY, SessionKey(ANONYMOUS, "s-1")
+SCOPES_OF_A_YES: list[tuple[str, SessionKey, bool, list[Caution], tuple[str, ...]]] = [
+    ("a person", ANN, True, [], ("once", "session", "always")),
+    ("a server without records of people", ANN, False, [], ("once", "session")),
+    ("an anonymous person, whose next device may have another tool", NOBODY, True, [], ("once", "session")),
+    ("after texts of others", ANN, True, ["untrusted"], ("once",)),
+    ("a call that may have happened", ANN, True, ["may_have_happened"], ("once",)),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "has_records", "cautions", "scopes"),
+    [row[1:] for row in SCOPES_OF_A_YES],
+    ids=[row[0] for row in SCOPES_OF_A_YES],
+)
+async def test_a_yes_has_these_scopes(
+    key: SessionKey, has_records: bool, cautions: list[Caution], scopes: tuple[str, ...]
+) -> None:
+    gate = gate_of(fold(STARTED), key=key, has_records=has_records)
+    (call,) = await gate.prepare(calls("move"), is_whole=True)
+    ready = gate.ready(call)
+    assert ready is not None and gate.scopes(ready, cautions) == scopes
