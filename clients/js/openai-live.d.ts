@@ -21,7 +21,7 @@ export interface BridgeOptions {
   onLost?(): void;
   /**
    * How long a side is silent when its utterance is over, in milliseconds. Default 800. The waits of the bridge grow with it: a
-   * delegation waits twelve times as long for its transcript.
+   * delegation waits up to twelve times as long for its transcript, a yes three times for the voice's.
    */
   quietMs?: number;
 }

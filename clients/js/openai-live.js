@@ -16,7 +16,7 @@ const SHORT = 100; // characters; what is refused so short is not too long
 const FACT_BYTES = 2_000; // of each of the two facts; the app's need room, too: a session has 8 KiB
 
 const ASK = "Ask the person, with these words and every value in them, then wait for the answer:";
-const ON_SCREEN = "The question cannot be answered by voice any more. Have the person answer it on the screen.";
+const ON_SCREEN = "The question is open. Have the person answer it on the screen.";
 const REFUSED = "The answer could not be given to you. Tell the person that it is on the screen.";
 const TYPED = "The question is open: typed words do not answer it. Have the person answer aloud or on the screen.";
 const NOT_ASKED = "The voice could not ask this question.";
@@ -91,9 +91,11 @@ class Bridge {
   #commands = new Commands();
   #ids = new Set(); // of this voice session's delegations
   #delegations = []; // that wait for their words: { id, offsetMs, waited }, in quiet times
-  #requests = []; // that wait: { id, to, words, said }: id of the transcript and of the delegation, number of replies that the voice took
+  #requests = []; // that wait: { id, to, words, said }; ids of the transcript and the delegation, how many texts the voice took for it
   #running = []; // the request that is worked on, and answers to its questions
-  #questions = []; // that stand: { request, signal, hasCard, question, needed, givenMs, fromMs, last, asks, isAsking, isShown }: first and last given at, last words
+  // That stand: { request, signal, hasCard, question, needed, givenMs, fromMs, last, asks, isAsking, isShown }; `givenMs` is when the voice
+  // took it first, `fromMs` last, and `last` the person's latest words to it.
+  #questions = [];
   #floor = Promise.resolve(); // one text at a time is given to the voice
   #answering = Promise.resolve(); // one answer at a time is judged
   #waits = new Set(); // { isOver, resolve }
@@ -159,7 +161,6 @@ class Bridge {
     // The app may decide in the same task.
     queueMicrotask(() => this.#questions.forEach((question) => question.hasCard || this.#deny(question, NOT_ASKED)));
   }
-
   /** The voice session is over. What was asked for goes on; what was said approves nothing in a later one. */
   #lose(why) {
     for (const [type, act] of this.#acts) this.#channel?.removeEventListener(type, act);
@@ -220,7 +221,6 @@ class Bridge {
     const reply = this.#transcript.replyBefore(utterance.startMs);
     if (reply && !this.#delegations.length) this.#tell(reply); // what is behind it may be delegated yet
   }
-
   /** What was said without a request is a fact for the model behind, and starts no turn. */
   #tell = (last) => this.#fact("voice-talk", this.#transcript.talk(last));
   #fact(key, text) {
