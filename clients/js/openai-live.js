@@ -10,7 +10,7 @@ const SHOWN_MS = 300; // the server counts a yes only a while after `approval.sh
 const FIXTURE_MS = 31_000; // the longest audio fixture: no event tells that one was cancelled
 const PATIENCE = 12; // quiet times until a voice that says nothing has nothing to say
 const UNSETTLED = 4; // quiet times until an answer that settled nothing leads to the next ask
-const LATE = 2; // quiet times that a yes waits at least for the voice's transcript
+const [LATE, LATEST] = [2, 6]; // quiet times that a yes waits at least, and at most, for the voice's transcript
 const ASKS = 3; // until a question is left to its card
 const SHORT = 100; // characters; what is refused so short is not too long
 const FACT_BYTES = 2_000; // of each of the two facts; the app's need room, too: a session has 8 KiB
@@ -375,8 +375,8 @@ class Bridge {
     const isNo = refuses(words); // it needs no question, and no time
     const counts = () => !isNo && stands() && verdict(utterance, question, transcript.voice()) === "counts";
     const isAnswer = counts();
-    // An echo may be here before the words of the voice are.
-    if (isAnswer) await this.#until(() => isLost() || !counts(), Math.max(LATE * this.#options.quietMs, transcript.lateMs));
+    const lateMs = Math.min(Math.max(LATE * this.#options.quietMs, transcript.lateMs), LATEST * this.#options.quietMs);
+    if (isAnswer) await this.#until(() => isLost() || !counts(), lateMs); // an echo may be here before the voice's words are
     if (counts() && !question.isShown) {
       question.isShown = true;
       this.#client.send("approval.shown", { approvalId: question.request.approvalId });
