@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from conductor.conversation import records as r
-from conductor.conversation.state import AppFact, Conversation, Summary, UnknownCall
+from conductor.conversation.state import AppFact, Conversation, Profile, Question, Summary, UnknownCall
 from conductor.identity import ANONYMOUS
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
 from conductor.session.fields import SubjectRecords
@@ -17,10 +18,11 @@ from conductor.session.gate import SessionGate
 from conductor.session.services import SessionObserver
 from conductor.stores.base import SessionKey
 from conductor.tools.base import SessionFields, ToolSpec
-from conductor.tools.outcomes import Caution
-from conductor.tools.rules import arguments_digest
-from tests.conversation.build import NOW, STARTED, device, finished, fold, replied, result
-from tests.session.helpers import KEY, make_services, tool
+from conductor.tools.outcomes import Caution, succeeded
+from conductor.tools.policies import Policies
+from conductor.tools.rules import Rule, arguments_digest
+from tests.conversation.build import NOW, STARTED, device, finished, fold, question, replied, result
+from tests.session.helpers import KEY, LocalTools, make_services, tool
 
 
 class Told(SessionObserver):
@@ -51,10 +53,11 @@ def gate_of(
     *,
     key: SessionKey = KEY,
     has_records: bool = False,
+    rules: Sequence[Rule] = (),
     **limits: Any,
 ) -> SessionGate:
     """Make the gate of a state, with the tools above on the device."""
-    services = replace(make_services(**limits), catalog=CATALOG)
+    services = replace(make_services(**limits), catalog=CATALOG, policies=Policies(tuple(rules)))
     if has_records:
         services = replace(services, subject_records=SubjectRecords(services.store))
     return SessionGate(
@@ -195,3 +198,59 @@ async def test_a_yes_has_these_scopes(
     (call,) = await gate.prepare(calls("move"), is_whole=True)
     ready = gate.ready(call)
     assert ready is not None and gate.scopes(ready, cautions) == scopes
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"), [("look", False), ("write", True), ("peek", True), ("local.sum", True)]
+)
+async def test_a_call_that_is_looked_up_again_keeps_the_definition_of_its_tool(
+    name: str, is_kept: bool
+) -> None:
+    gate = gate_of(fold(STARTED), toolsets=[LocalTools()])
+    (call,) = await gate.prepare(calls(name), is_whole=True)
+    assert bool(call.fingerprint) is is_kept
+
+
+def test_a_yes_in_another_language_than_the_questions_does_not_count() -> None:
+    gate = gate_of(fold(STARTED))
+    assert gate.classify(question(), "yes", "en-GB").kind == "allow"
+    assert gate.classify(question(), "yes", "de-DE").kind != "allow"
+
+
+def test_a_backchannel_is_one_of_the_language_that_was_heard() -> None:
+    gate = gate_of(Conversation(profile=Profile(locale="en")))
+    assert gate.is_backchannel("genau", "de-DE") and not gate.is_backchannel("genau", "en")
+
+
+def test_half_a_sentence_is_one_of_the_persons_language() -> None:
+    gate = gate_of(Conversation(profile=Profile(lang="de", locale="en")))
+    assert gate.is_unfinished("Milch und", "") and not gate.is_unfinished("Milch und", "en")
+    assert not gate.is_unfinished("milk and", "nl")  # no judge knows Dutch
+
+
+async def asked_about_a_move(gate: SessionGate) -> Question:
+    """Make the question about a call of the tool that moves."""
+    (call,) = await gate.prepare(calls("move"), is_whole=True)
+    return changed(question(), tool="move", fingerprint=call.fingerprint)
+
+
+async def test_edited_arguments_are_judged_in_place_of_the_questions() -> None:
+    far = Rule(effect="deny", tool="move", args={"x": {"eq": 666}})
+    gate = gate_of(fold(STARTED), rules=[far])
+    asked = await asked_about_a_move(gate)
+    assert gate.refusal(asked, "") is None and gate.refusal(asked, '{"x":1}') is None
+    assert gate.refusal(asked, '{"x":666}') is not None
+
+
+async def test_a_grant_answers_no_question_that_texts_of_others_may_have_caused() -> None:
+    gate = gate_of(fold(STARTED))
+    asked = await asked_about_a_move(gate)
+    grants = gate.granted(asked, "")
+    assert gate.allows(asked, grants) and not gate.allows(asked, "")
+    assert not gate.allows(changed(asked, cautions=("untrusted",)), grants)
+
+
+def test_a_result_of_a_tool_that_reads_texts_of_others_is_untrusted() -> None:
+    gate = gate_of(fold(STARTED))
+    assert gate.result(device(untrusted=True), succeeded("a mail")).untrusted
+    assert not gate.result(device(), succeeded("four")).untrusted
