@@ -31,8 +31,7 @@ def is_unfinished(utterance: str, page: Page) -> bool:
     if len(words) > 1 and _CONTRACTED.search(text):
         return True
     if _begins_only(words, page):
-        ends = (page.ending("no_unfinished", said) for said in (words, _without_fillers(words, page)))
-        return not any(ends)
+        return not any(_ends_whole(said, page) for said in (words, _without_fillers(words, page)))
     if len(words) == 1 or _is_separable(words, page):
         return False  # a single word, such as "in" or "para", answers or orders
     return _ends_inside(words, text, page) or (text[-1] != "." and _lacks_a_part(words, text, page))
@@ -48,6 +47,10 @@ def _begins_only(words: Words, page: Page) -> bool:
             return False
         at, found = at + length, found or opening > 0
     return found
+
+
+def _ends_whole(words: Words, page: Page) -> bool:
+    return page.ending("no_unfinished", words) > page.ending("unfinished", words)
 
 
 def _ends_inside(words: Words, text: str, page: Page) -> bool:

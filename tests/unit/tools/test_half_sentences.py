@@ -67,6 +67,8 @@ HALVES: dict[str, list[str]] = {
     "de": [
         "ich wollte eigentlich nur noch",
         "weil heute",
+        "weck mich um viertel vor",
+        "und könntest du auch",
         "mein Termin ist",
         "Weck mich um halb",
         "Schalte die Heizung",
@@ -186,6 +188,10 @@ HALVES: dict[str, list[str]] = {
 WHOLE: dict[str, list[str]] = {
     "en": [
         "the one I told you about",
+        "someone I work with",
+        "quarter past",
+        "what else is there",
+        "count me in",
         "not that I know of",
         "I don't want to",
         "send Anna that now",
@@ -263,6 +269,8 @@ WHOLE: dict[str, list[str]] = {
     "de": [
         "Ich auch",
         "mach das morgen",
+        "besser als das",
+        "welche gibt es",
         "Schalte die Heizung runter",
         "Weck mich auf",
         "wo mein Auto ist",
@@ -316,6 +324,9 @@ WHOLE: dict[str, list[str]] = {
         "Yo también",
         "Yo tampoco",
         "mejor que mañana",
+        "como siempre",
+        "si es posible",
+        "de vez en cuando",
         "dime dónde está",
         "lo que puedo comprar",
         "más que mi madre",
@@ -357,6 +368,8 @@ WHOLE: dict[str, list[str]] = {
         "Moi aussi",
         "Moi non plus",
         "qu'est-ce que le covid",
+        "celui-là",
+        "mieux que ça",
         "dis-moi où ma voiture est",
         "plus que demain",
         "baisse le son",
