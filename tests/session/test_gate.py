@@ -13,10 +13,11 @@ from conductor.conversation import records as r
 from conductor.conversation.state import AppFact, Conversation, Profile, Question, Summary, UnknownCall
 from conductor.identity import ANONYMOUS
 from conductor.messages import AssistantMessage, ToolCall, UserMessage
-from conductor.session.fields import SubjectRecords
+from conductor.session.fields import PersonFields, SubjectRecords
 from conductor.session.gate import SessionGate
 from conductor.session.services import SessionObserver
 from conductor.stores.base import SessionKey
+from conductor.stores.memory import MemoryStore
 from conductor.tools.base import SessionFields, ToolSpec
 from conductor.tools.outcomes import Caution, succeeded
 from conductor.tools.policies import Policies
@@ -43,8 +44,8 @@ CATALOG = (
 )
 
 
-def nobody() -> SessionFields:
-    raise AssertionError("no memories are asked for")
+def ann() -> SessionFields:
+    return PersonFields(SubjectRecords(MemoryStore()), "ann")
 
 
 def gate_of(
@@ -61,7 +62,7 @@ def gate_of(
     if has_records:
         services = replace(services, subject_records=SubjectRecords(services.store))
     return SessionGate(
-        services, key, state, observer=observer or SessionObserver(), now=lambda: NOW, person=nobody
+        services, key, state, observer=observer or SessionObserver(), now=lambda: NOW, person=ann
     )
 
 
@@ -254,3 +255,24 @@ def test_a_result_of_a_tool_that_reads_texts_of_others_is_untrusted() -> None:
     gate = gate_of(fold(STARTED))
     assert gate.result(device(untrusted=True), succeeded("a mail")).untrusted
     assert not gate.result(device(), succeeded("four")).untrusted
+
+
+async def test_no_lasting_grant_is_given_for_a_call_that_is_forbidden_by_now() -> None:
+    gate = gate_of(fold(STARTED), has_records=True)
+    asked = await asked_about_a_move(gate)
+    forbidding = gate_of(fold(STARTED), has_records=True, rules=[Rule(effect="deny", tool="move")])
+    for granting in (gate, forbidding):
+        await granting.grant_always(asked)
+    assert [rule.tool for rule in gate.grants()] == ["move"] and not forbidding.grants()
+
+
+class Remembers(LocalTools):
+    """Remembers a password, and the words that it is asked about."""
+
+    def memories(self, person: SessionFields, words: str) -> str:
+        return f"{words}: password=hunter2hunter2"
+
+
+def test_memories_have_no_secrets() -> None:
+    memories = gate_of(fold(STARTED), toolsets=[Remembers(), LocalTools()]).memories("owls")
+    assert memories.startswith("owls: ") and "hunter2" not in memories
