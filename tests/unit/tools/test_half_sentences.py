@@ -8,6 +8,8 @@ from conductor.plugins.judges import LANGUAGES, PageJudge
 
 HALVES: dict[str, list[str]] = {
     "en": [
+        "no I want",
+        "Yes, I need",
         "and that I'll",
         "could you give Mrs. Patel her",
         "wake me at half past",
