@@ -229,6 +229,9 @@ def test_half_a_sentence_is_one_of_the_persons_language() -> None:
     assert not gate.is_unfinished("milk and", "nl")  # no judge knows Dutch
 
 
+FAR = Rule(effect="deny", tool="move", args={"x": {"eq": 666}})
+
+
 async def asked_about_a_move(gate: SessionGate) -> Question:
     """Make the question about a call of the tool that moves."""
     (call,) = await gate.prepare(calls("move"), is_whole=True)
@@ -236,8 +239,7 @@ async def asked_about_a_move(gate: SessionGate) -> Question:
 
 
 async def test_edited_arguments_are_judged_in_place_of_the_questions() -> None:
-    far = Rule(effect="deny", tool="move", args={"x": {"eq": 666}})
-    gate = gate_of(fold(STARTED), rules=[far])
+    gate = gate_of(fold(STARTED), rules=[FAR])
     asked = await asked_about_a_move(gate)
     assert gate.refusal(asked, "") is None and gate.refusal(asked, '{"x":1}') is None
     assert gate.refusal(asked, '{"x":666}') is not None
@@ -259,8 +261,8 @@ def test_a_result_of_a_tool_that_reads_texts_of_others_is_untrusted() -> None:
 
 async def test_no_lasting_grant_is_given_for_a_call_that_is_forbidden_by_now() -> None:
     gate = gate_of(fold(STARTED), has_records=True)
-    asked = await asked_about_a_move(gate)
-    forbidding = gate_of(fold(STARTED), has_records=True, rules=[Rule(effect="deny", tool="move")])
+    asked = changed(await asked_about_a_move(gate), arguments='{"x":666}')
+    forbidding = gate_of(fold(STARTED), has_records=True, rules=[FAR])
     for granting in (gate, forbidding):
         await granting.grant_always(asked)
     assert [rule.tool for rule in gate.grants()] == ["move"] and not forbidding.grants()
