@@ -369,6 +369,15 @@ class Client(Connections):
         self.add(event)
         await self.flush()
 
+    async def renew(self, token: str) -> None:
+        """Use a new token of the same person, also for later connections.
+
+        `SessionGoaway` with the reason ``token_expires`` (capability ``goaway``) says that it is time.
+        Raises `ConnectionLost` without a connection; the next one uses the token.
+        """
+        self.token = token
+        await self.send(outbound.SessionUpdate(token=token))
+
     async def cancel_response(self) -> bool:
         """Stop the running turn silently (capability ``cancel``), as a stop button does.
 

@@ -13,6 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from conductor.app import make_services, running
+from conductor.client import DEFAULT_CAPABILITIES, Lost, Reconnect
+from conductor.client import connect as client_of
 from conductor.plugins.auth.jwt import LEEWAY_S, PROGRAM_SCOPE, JwtAuthenticator
 from conductor.server.expiry import NOTICE_S
 from conductor.server.listener import Listener
@@ -62,6 +64,20 @@ async def test_a_new_token_of_the_same_person_keeps_the_connection(listener: Lis
         assert 1000 * LEFT_S < later["payload"]["timeLeftMs"] <= 30_000
         await app.ask("say hello")
         assert not app.closed.is_set() and app.errors() == []
+
+
+async def test_the_python_library_renews_its_token(listener: Listener) -> None:
+    url, told, lost = f"ws://127.0.0.1:{listener.port}/ws", asyncio.Event(), asyncio.Event()
+    new, names = token(exp=time.time() + 600), [*DEFAULT_CAPABILITIES, "goaway"]
+    async with client_of(url, token=short_token(), capabilities=names, reconnect=Reconnect()) as client:
+        client.on("session.goaway", lambda _: told.set())
+        client.on(Lost, lambda _: lost.set())
+        await asyncio.wait_for(told.wait(), WAIT)
+        await client.renew(new)
+        assert (await (await client.say("say hello"))).text  # by now the server has read it
+        hasten(LEFT_S)
+        assert (await (await client.say("say hello"))).text
+        assert not lost.is_set() and client.token == new  # of later connections, too
 
 
 REFUSED: dict[str, Callable[[], str]] = {
