@@ -67,6 +67,7 @@ HALVES: dict[str, list[str]] = {
         "order a pizza with",
     ],
     "de": [
+        "Nein, ich möchte",
         "ich wollte eigentlich nur noch",
         "weil heute",
         "weck mich um viertel vor",
@@ -148,6 +149,8 @@ HALVES: dict[str, list[str]] = {
         "Cuál es el",
     ],
     "fr": [
+        "Non, je voudrais",
+        "non je cherche",
         "Je voudrais juste",
         "si jamais le docteur",
         "Dis-lui que la réunion",
