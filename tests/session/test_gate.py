@@ -39,7 +39,7 @@ class Told(SessionObserver):
 CATALOG = (
     tool("look", effect="read", risk="safe"),
     tool("peek", effect="read", risk="medium", approval="ask"),
-    tool("move", effect="write", risk="medium"),
+    tool("move", effect="write", risk="medium", title="Move it"),
     tool("write", effect="write", approval="never"),
 )
 
@@ -278,3 +278,8 @@ class Remembers(LocalTools):
 def test_memories_have_no_secrets() -> None:
     memories = gate_of(fold(STARTED), toolsets=[Remembers(), LocalTools()]).memories("owls")
     assert memories.startswith("owls: ") and "hunter2" not in memories
+
+
+def test_words_of_a_tool_that_is_not_offered_are_not_listened_for() -> None:
+    assert "Move it" in gate_of(fold(STARTED)).hints()
+    assert "Move it" not in gate_of(fold(STARTED), rules=[Rule(effect="deny", tool="move")]).hints()
