@@ -1,12 +1,17 @@
-"""The tests' own rule that a leftover is reported where it was left, and nowhere else."""
+"""A leftover of a test is reported where it was left and nowhere else; a program ends with its block."""
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT, environment
+from tests.stand_ins.programs import launched
 
 LEAVES = """
 import socket
@@ -42,3 +47,13 @@ def test_a_leftover_is_an_error_of_the_module_that_leaves_it(tmp_path: Path) -> 
 
 def test_what_a_failed_test_leaves_fails_no_other(tmp_path: Path) -> None:
     assert summary(tmp_path, "left = leave(); assert not left") == ["FAILED test_a.py::test_leaves"]
+
+
+async def test_a_program_ends_with_its_block_and_with_all_that_it_started() -> None:
+    command = ("sh", "-c", "sleep 600 & echo begun; wait")
+    with pytest.raises(RuntimeError, match="in the middle"):
+        # The pipe's end, which is waited for, is that of the last process that has it.
+        async with launched(*command, stdout=asyncio.subprocess.PIPE) as process:
+            assert process.stdout is not None and await process.stdout.readline() == b"begun\n"
+            raise RuntimeError("in the middle")
+    assert process.returncode == -signal.SIGKILL
