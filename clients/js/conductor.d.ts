@@ -251,7 +251,7 @@ export interface Client {
   /**
    * Send a final transcript; `lang` is the language that the recogniser heard (BCP 47), `images` are what the words are
    * about, at most three. The server takes an `id` once; by default each call has one of its own. The promise may be
-   * ignored; it is rejected only for an image that cannot be read.
+   * ignored; it is rejected only for an image that cannot be read, or a fourth one: nothing is sent then.
    */
   say(text: string, options?: { lang?: string; images?: PictureSource[]; id?: string | null }): Promise<TurnResult>;
   /** Send an interim transcript while the person speaks. */

@@ -85,7 +85,11 @@ export async function picture(source) {
   throw new Error("The picture is too large.");
 }
 
-const pictures = (sources) => Promise.all(sources.slice(0, MAX_IMAGES).map(picture));
+async function pictures(sources) {
+  // More would not fit into a frame.
+  if (sources.length > MAX_IMAGES) throw new RangeError(`There are ${sources.length} images; the most is ${MAX_IMAGES}.`);
+  return Promise.all(sources.map(picture));
+}
 
 function base64(data) {
   let text = "";
@@ -730,12 +734,10 @@ class Client {
     this.#live = true;
     this.#accepted = new Set(capabilities ?? []);
     this.#turns.named = this.#accepted.has("turns");
-    if (!resumed) {
-      this.#turns.forgotten();
-      this.#expire(true);
-      this.#goOn();
-      for (const question of this.#approvals.values()) this.#settle(question);
-    }
+    if (!resumed) this.#turns.forgotten();
+    if (!resumed || !this.#accepted.has("pause")) this.#goOn(); // the server knows of no pause
+    this.#expire(!resumed);
+    if (!resumed) for (const question of this.#approvals.values()) this.#settle(question);
     for (const callId of unwanted) {
       this.#calls.set(callId, "dropped");
       const run = this.#runs.get(callId);

@@ -267,8 +267,9 @@ class Calls:
                     value = await value
             if not isinstance(value, Shown):
                 return ToolResultEvent(run.call_id, _as_text(value))
-            images = wire_pictures(value.images) if "images" in self._session.capabilities else ()
-            return ToolResultEvent(run.call_id, _as_text(value.result), images=list(images) or UNSET)
+            images = wire_pictures(value.images)
+            is_shown = bool(images) and "images" in self._session.capabilities
+            return ToolResultEvent(run.call_id, _as_text(value.result), images=images if is_shown else UNSET)
         except ToolCancelledError as cancelled:
             return ToolCancelled(run.call_id, cancelled.effect, cancelled.result)
         except Exception as error:

@@ -141,6 +141,28 @@ test("a stop in a pause drops the paused voice and what waits behind it", async 
   await client.close();
 });
 
+test("a paused voice goes on where the next connection is without pauses", async () => {
+  const voice = lastingVoice();
+  const sent = [];
+  class Downgraded extends WebSocket {
+    send(data) {
+      sent.push(JSON.parse(data).type);
+      if (sent.at(-1) === "audio.output.paused") this.terminate();
+      else super.send(sent.includes("audio.output.paused") ? data.replace('"pause",', "") : data);
+    }
+  }
+  const client = open("js-pause-gone", { speak: voice.speak, onResume: voice.resumed.resolve, WebSocket: Downgraded });
+  const turn = client.say(TWO);
+  await voice.begun.promise;
+  client.pause({ spokenText: "The first" });
+  await voice.resumed.promise;
+  voice.end.resolve();
+  assert.equal((await turn).interrupted, false);
+  assert.equal(voice.spoken.length, 2);
+  assert.equal(sent.filter((type) => type === "audio.output.paused").length, 1);
+  await client.close();
+});
+
 test("a pause outlasts a lost connection, and goes on after two seconds", async () => {
   const voice = lastingVoice();
   let cuts = 0;
@@ -225,6 +247,21 @@ test("a tool and words with images, which the demo does not see", async () => {
   assert.match((await client.say("What do you see?")).text, /I got a picture \(1 by 1 pixels, .* cannot see it/);
   assert.match((await client.say("What is this?", { images: [image] })).text, /I got a picture/);
   assert.deepEqual(sent, [["tool.result", "a photo", [image]], ["user.audio.transcript.final", undefined, [image]]]);
+  await client.close();
+});
+
+test("a fourth image is refused before anything is sent", async () => {
+  const images = Array(4).fill({ mimeType: "image/png", data: PNG });
+  const look = { name: "camera.look", description: "Look.", inputSchema: { type: "object" }, annotations: { readOnlyHint: true } };
+  const sent = [];
+  const onEvent = (direction, { type, payload }) => direction === "out" && sent.push([type, payload.error]);
+  const client = open("js-fourth-image", { tools: [look], handlers: { "camera.look": () => ({ images }) }, onEvent });
+  await client.started;
+  await assert.rejects(client.say("What is this?", { images }), RangeError);
+  assert.deepEqual(sent.map(([type]) => type), ["session.start"]);
+  await client.say("What do you see?");
+  const [error] = sent.filter(([type]) => type === "tool.result").map(([, error]) => error).filter(Boolean);
+  assert.equal(error, "There are 4 images; the most is 3.");
   await client.close();
 });
 

@@ -32,6 +32,8 @@ async def test_an_image_that_the_server_would_refuse_is_an_error_at_once() -> No
             seen = await (await client.say("What do you see?")).wait(WAIT)
             with pytest.raises(ValueError, match="none of"):
                 await client.say("What is this?", images=[b"GIF89a"])
+            with pytest.raises(ValueError, match="There are 4 images; the most is 3"):
+                await client.say("What is this?", images=[JPEG] * 4)
             with pytest.raises(TypeError, match="bytes of files"):
                 await client.say("What is this?", images=[Path("lamp.png")])  # type: ignore[list-item]  # as users may
     assert "4,000 x 4,000 pixels" in seen.text

@@ -138,9 +138,19 @@ private let noObject = "The arguments are not a JSON object."
 
     /// Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
     /// `unsent` (see `onUnsent`), `lost` with its session, or `closed`.
+    @discardableResult public func say(_ text: String, lang: String? = nil) -> Task<String, Never> {
+        say(text, lang, [])
+    }
+
+    /// Send a final transcript about images. Throws `TooManyPictures` for more than three, and sends nothing.
     @discardableResult public func say(
-        _ text: String, lang: String? = nil, images: [Picture] = []
-    ) -> Task<String, Never> {
+        _ text: String, lang: String? = nil, images: [Picture]
+    ) throws -> Task<String, Never> {
+        try checkCount(of: images)
+        return say(text, lang, images)
+    }
+
+    private func say(_ text: String, _ lang: String?, _ images: [Picture]) -> Task<String, Never> {
         let ended = Once<String>()
         let event = event(transcript, Payload.fields([
             "text": .string(text), "lang": lang.map(JSON.string),
@@ -418,9 +428,10 @@ private let noObject = "The arguments are not a JSON object."
         known = true
         live = true
         accepted = Set(payload.texts("capabilities"))
-        if payload["resumed"] != true {
-            outbox.expire(gone: true)
-            goOn()
+        let gone = payload["resumed"] != true
+        if gone || !accepted.contains("pause") { goOn() } // the server knows of no pause
+        outbox.expire(gone: gone, pauseId: pausing?.eventId)
+        if gone {
             for id in turns.keys where outbox.find(id) == nil { turnEnded(id, "lost") }
             for id in questions.ids { questions[id].map(settle) }
         }
@@ -687,6 +698,7 @@ private let noObject = "The arguments are not a JSON object."
             do {
                 let value = try await handler(arguments, toolRun)
                 let (images, result) = value.shown ?? ([], value)
+                try checkCount(of: images)
                 run.outcome.settle(.result(result.text ?? encoded(result), images))
             } catch let error as ToolCancelled {
                 run.outcome.settle(.cancelled(error))

@@ -43,9 +43,21 @@ public struct Picture: Equatable, Sendable {
 }
 
 private let maxImageBytes = 786_432
+private let maxImages = 3 // of a result or transcript: more would not fit into a frame
+
+/// More images than a result or a transcript may have.
+public struct TooManyPictures: LocalizedError, Sendable {
+    public let count: Int
+
+    public var errorDescription: String? { "There are \(count) images; the most is \(maxImages)." }
+}
+
+func checkCount<Image>(of images: [Image]) throws {
+    if images.count > maxImages { throw TooManyPictures(count: images.count) }
+}
 
 extension JSON {
-    /// What a handler returns with images: at most three.
+    /// What a handler returns with images: at most three, else its call ends with an error.
     public static func showing(_ images: [Picture], _ result: JSON = .null) -> JSON {
         .object(["result": result, "images": .array(images.map(\.json))])
     }

@@ -145,7 +145,7 @@ import XCTest
         for capability in ["images", "context"] {
             let client = client(["agent.status": { _, _ in .showing([picture], "seen") }])
             try begin(client, with: capability)
-            client.say("What is this?", images: [picture])
+            try client.say("What is this?", images: [picture])
             let words = try await next(transcript)
             XCTAssertEqual(words["images"], images)
             try read("tool.call", by: client)
@@ -154,6 +154,18 @@ import XCTest
             XCTAssertEqual(result["images"], capability == "images" ? images : nil)
             client.close()
         }
+    }
+
+    func testAFourthImageIsRefused() async throws {
+        let four = Array(repeating: Picture(mimeType: "image/png", data: Data([1, 2])), count: 4)
+        let client = client(["agent.status": { _, _ in .showing(four, "seen") }])
+        try begin(client, with: "images")
+        XCTAssertThrowsError(try client.say("What is this?", images: four))
+        XCTAssertFalse(sent.contains { $0.type == transcript })
+        try read("tool.call", by: client)
+        let result = try await next("tool.result")
+        XCTAssertEqual(result["error"], "There are 4 images; the most is 3.")
+        client.close()
     }
 
     func testAPausedSpeechGoesOnOrEndsAtThePersonsWords() async throws {

@@ -138,8 +138,11 @@ class Client internal constructor(private val options: Options) {
     /**
      * Send a final transcript. The value is the reason of `turn.ended`, which comes after the turn's last event; or
      * `unsent` (see `onUnsent`), `lost` with its session, or `closed`. It may be ignored.
+     *
+     * Throws [IllegalArgumentException] for more than three [images], and sends nothing.
      */
     fun say(text: String, lang: String? = null, images: List<Picture> = emptyList()): Deferred<String> {
+        checkCount(images)
         val ended = CompletableDeferred<String>()
         post {
             val shown = images.map { it.json }.ifEmpty { null }
@@ -387,9 +390,10 @@ class Client internal constructor(private val options: Options) {
         known = true
         live = true
         accepted = payload.texts("capabilities").toSet()
-        if (!payload.flag("resumed")) {
-            outbox.expire(gone = true)
-            goOn()
+        val gone = !payload.flag("resumed")
+        if (gone || "pause" !in accepted) goOn() // the server knows of no pause
+        outbox.expire(gone, pausing?.eventId)
+        if (gone) {
             turns.keys.filter { outbox.find(it) == null }.forEach { turnEnded(it, "lost") }
             questions.values.forEach(::settle)
         }

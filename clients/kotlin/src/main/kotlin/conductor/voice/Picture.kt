@@ -16,12 +16,18 @@ class Picture(val mimeType: String, val data: ByteArray) {
         get() = fields("mimeType" to mimeType, "data" to Base64.getEncoder().encodeToString(data))
 }
 
-/** What a handler returns with images: at most three. */
+/** What a handler returns with images: at most three, else it throws [IllegalArgumentException], the call's error. */
 fun showing(images: List<Picture>, result: JsonElement = JsonNull): JsonElement =
     JsonObject(mapOf("result" to result, "images" to JsonArray(images.map { it.json })))
 
-/** The images of a handler's value; null for any other value. */
+private const val MAX_IMAGES = 3 // of a result or transcript: more would not fit into a frame
+
+internal fun checkCount(images: List<*>) =
+    require(images.size <= MAX_IMAGES) { "There are ${images.size} images; the most is $MAX_IMAGES." }
+
+/** The images of a handler's value; null for any other value. Throws [IllegalArgumentException] for more than three. */
 internal fun imagesOf(value: JsonElement): JsonArray? {
     val fields = value as? JsonObject ?: return null
-    return (fields["images"] as? JsonArray).takeIf { (fields.keys - "images" - "result").isEmpty() }
+    val images = (fields["images"] as? JsonArray)?.takeIf { (fields.keys - "images" - "result").isEmpty() }
+    return images?.also(::checkCount)
 }

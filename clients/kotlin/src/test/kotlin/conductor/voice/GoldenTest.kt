@@ -3,6 +3,7 @@ package conductor.voice
 import java.io.File
 import kotlin.test.Test
 import kotlin.test.assertEquals
+import kotlin.test.assertFailsWith
 import kotlin.test.assertFalse
 import kotlin.test.assertTrue
 import kotlinx.coroutines.CompletableDeferred
@@ -177,6 +178,17 @@ class GoldenTest {
             assertEquals(images.takeIf { capability == "images" }, result["images"])
             client.close()
         }
+    }
+
+    @Test
+    fun `a fourth image is refused`() {
+        val four = List(4) { Picture("image/png", byteArrayOf(1, 2)) }
+        val client = client("agent.status" to ToolHandler { _, _ -> showing(four, JsonPrimitive("seen")) })
+        client.begins("images")
+        assertFailsWith<IllegalArgumentException> { client.say("What is this?", images = four) }
+        client.reads("tool.call")
+        assertEquals("There are 4 images; the most is 3.", next("tool.result").text("error"))
+        client.close()
     }
 
     @Test
