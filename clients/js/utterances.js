@@ -33,6 +33,8 @@ export const says = (text, other) => placesOf(wordsOf(text), wordsOf(other)).len
 export const refuses = (text) => "no nope nein nee non stop stopp halt alto arrete cancel cancela annule".split(" ").includes(wordsOf(text)[0]);
 /** Whether no word was said: a recogniser's `(music)`, or signs. */
 export const isNoise = (text) => !/[\p{L}\p{N}]/u.test(text.replace(/\(.*?\)|\[.*?\]/gs, ""));
+/** Whether somebody only hums to show that they listen: "Mm-hmm." */
+const isHum = (text) => wordsOf(text).every((word) => /^[hmu]+$/.test(word));
 export const textOf = (fragments) => fragments.map(({ text }) => text).join("");
 export const endOf = (text, bytes) => new TextDecoder().decode(new TextEncoder().encode(text).slice(-bytes)).replace(/^\ufffd+/, "");
 export const isLong = (text) => text.match(/[a-z]{1,3}|[^\sa-z]/giu)?.length > TOKENS;
@@ -158,7 +160,7 @@ export class Transcript {
   of = (side) => this.#utterances.filter((utterance) => utterance.side === side);
   open = (side) => this.of(side).find(({ isOpen }) => isOpen);
   voice = (fromMs = -Infinity) => this.of("voice").flatMap(({ fragments }) => fragments).filter(({ startMs }) => startMs >= fromMs);
-  replyBefore = (timeMs) => this.of("voice").findLast(({ startMs }) => startMs <= timeMs);
+  replyBefore = (timeMs, isReply = () => true) => this.of("voice").filter(isReply).findLast(({ startMs }) => startMs <= timeMs);
 
   /** What was said up to an utterance, or in all, and is not known. */
   talk(last) {
@@ -191,8 +193,8 @@ export class Transcript {
   }
 
   /**
-   * The person's utterances that a delegation means: those since the voice last spoke, and none if they are known. Null while its words
-   * may be on their way, since a transcript comes late. `waited` is how many quiet times the delegation has waited.
+   * The person's utterances that a delegation means: those since the voice last said a word, and none if they are known. Null while its
+   * words may be on their way, since a transcript comes late. `waited` is how many quiet times the delegation has waited.
    */
   meant({ offsetMs, waited }) {
     const words = this.of("person").filter(({ text }) => !isNoise(text));
@@ -208,7 +210,7 @@ export class Transcript {
     else if (isAnswered) [fromMs, room, wait] = [reply.endMs, 2, ANSWERED_WAIT];
     const mayCome = offsetMs - fromMs >= room * this.#quietMs && words.length === own.length; // a side's come in order
     if (mayCome && waited < wait) return null;
-    const beganMs = this.replyBefore(last?.startMs)?.startMs ?? -Infinity; // of the exchange
+    const beganMs = this.replyBefore(last?.startMs, ({ text }) => !isHum(text))?.startMs ?? -Infinity; // of the exchange
     return isKnown ? [] : own.filter(({ knownMs, startMs }) => knownMs === undefined && startMs >= beganMs);
   }
 }

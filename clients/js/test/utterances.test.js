@@ -82,6 +82,7 @@ test("a delegation means the words since the voice last spoke, and waits for wor
   const rows = [
     // the words, or null to wait; what was said and whether it is known until a time; the delegation; the quiet times that it has waited
     ["hello", [hello], 600, 0],
+    ["hello any news?", [hello, ["voice", "Mm-hmm.", 900, 1_200], news], 2_600, 0], // the voice only listens
     ["hello any news?", [hello, news], 2_600, 0],
     ["any news?", [hello, hi, news], 2_600, 0],
     [null, [hello], 1_400, 0], // there may be more
