@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from conductor.commands.output import private_file, write
+from conductor.commands.output import escape, private_file, write
 from conductor.commands.sessions import read_moments
 from conductor.conversation import records as r
 from conductor.conversation.replay import Moment
-from conductor.conversation.state import Call, Profile, Question
+from conductor.conversation.state import AppFact, Call, Profile, Question
 from conductor.errors import SettingsError
+from conductor.images import Image
 from conductor.rehearse.script import dump, holds
 from conductor.settings import load_settings
 from conductor.tools.declarations import read_catalog
@@ -31,8 +32,7 @@ def run(options: argparse.Namespace) -> None:
     if not recording.steps:
         raise SettingsError(f"The stored records of session {options.session!r} hold no turn of a person.")
     text = dump(recording.document(read_catalog(load_settings().device_tools_file)))
-    if recording.missing:
-        text = f"# {recording.missing} earlier messages of the session are no longer in its records.\n{text}"
+    text = "".join(f"# {sentence}\n" for sentence in recording.missing_parts()) + text
     if options.output is None:
         sys.stdout.write(text)
         return
@@ -43,11 +43,16 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass(slots=True)
 class _Step:
-    # The person's words, the decisions by question, the calls, the speeches, and the interruption.
+    # The person's words and the other half of them, the facts before them, the decisions by question, the
+    # calls, the speeches, the backchannels by speech, and the interruption.
     say: str
+    rest: str | None = None
+    facts: list[dict[str, Any] | str] = field(default_factory=list)
+    has_images: bool = False
     decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
     uses: list[Call] = field(default_factory=list)
     speeches: list[str] = field(default_factory=list)
+    murmurs: dict[str, str] = field(default_factory=dict)
     heard_characters: int | None = None
     is_answered: bool = True
 
@@ -59,7 +64,13 @@ class Recording:
         self.steps: list[_Step] = []
         self.profile = Profile()
         self.missing = 0
+        self._greeting: str | None = None
+        self._is_greeting = False
         self._step = _Step("")  # the step of a turn without a person
+        self._facts: list[dict[str, Any] | str] = []  # since the last step
+        self._waiting: list[list[str]] = []  # the parts of each transcript that waits for its turn
+        self._is_half = False  # the last of them waits for its other half
+        self._seeing: set[str] = set()  # tools of the device that gave images
         self._calls: dict[str, Call] = {}
         self._questions: dict[str, Question] = {}
         self._answers: dict[str, list[dict[str, Any]]] = {}
@@ -67,18 +78,43 @@ class Recording:
             self.profile = moment.state.profile
             if moment.name == "Snapshot":
                 self.missing = moment.state.log_end
+                self._facts = [
+                    _fact(fact, moment.at) for fact in moment.state.facts if fact.stands(moment.at)
+                ]
             elif moment.record is not None:
+                self._prepare(moment.record, moment.at)
                 self._take(moment.record)
                 self._listen(moment.record)
 
-    def _add_step(self, text: str) -> None:
-        self._step = _Step(text)
+    def _add_step(self, text: str, images: Sequence[Image] = ()) -> None:
+        parts = next((parts for parts in self._waiting if " ".join(parts) == text), [text])
+        if parts in self._waiting:
+            self._waiting.remove(parts)
+        say, rest = parts[0], " ".join(parts[1:]) or None
+        self._step = _Step(say, rest, self._facts, bool(images))
+        self._facts, self._is_half = [], False
         self.steps.append(self._step)
+
+    def _prepare(self, record: r.Record, at: int) -> None:
+        """Take what comes before a turn of a person."""
+        match record:
+            case r.ContextAdded():
+                self._facts.append(_fact(record.fact, at))
+            case r.InputQueued():
+                if self._is_half:
+                    self._waiting[-1].append(record.text)
+                else:
+                    self._waiting.append([record.text])
+                self._is_half = record.until > 0
+            case r.TurnStarted():
+                self._is_greeting = record.cause == "greeting"
+            case r.TurnEnded() if self._is_greeting:
+                self._greeting, self._is_greeting = record.apology, False
 
     def _take(self, record: r.Record) -> None:
         match record:
             case r.TurnStarted(cause="transcript"):
-                self._add_step(record.text)
+                self._add_step(record.text, record.images)
             case r.TurnStarted():
                 self._step = _Step("")
             case r.ReplyLogged():
@@ -103,8 +139,11 @@ class Recording:
                 step.speeches.append(record.speech_text)
             case r.PromptSpoken():
                 step.speeches.append(record.text)
+            case r.PauseEnded(resumes=True) if record.text:
+                step.murmurs.setdefault(record.name, record.text)
             case r.TurnEnded(continues=True):  # the next turn has its words, too
                 self.steps.remove(step)
+                self._facts = step.facts + self._facts
             case r.TurnEnded() if record.reason != "answered":
                 step.is_answered = False
         # The end of a turn without a text interrupts no speech.
@@ -119,6 +158,8 @@ class Recording:
         self._step.uses.append(call)
         if record.source != "device":
             return
+        if record.result.images:
+            self._seeing.add(record.tool)
         outcome = msgspec.json.decode(record.result.content)
         if record.reason == "device_error":
             answer = {"error": outcome["error_message"]}
@@ -137,7 +178,7 @@ class Recording:
 
     def _answer(self, question: Question, record: r.QuestionDecided | r.AnswerUnclear) -> None:
         if not question.card and record.text:
-            self._add_step(record.text)
+            self._add_step(record.text, record.images)
         if not question.card or isinstance(record, r.AnswerUnclear):
             return
         if record.arguments and question.form is None and question.call_id in self._calls:
@@ -153,6 +194,20 @@ class Recording:
         outcome = "denied" if decision == "deny" else record.outcome
         self._step.decisions[question.id] = (decision, outcome)
 
+    def missing_parts(self) -> list[str]:
+        """Say what the records do not hold."""
+        sentences = []
+        if self.missing:
+            sentences.append(f"{self.missing} earlier messages of the session are no longer in its records.")
+        shown = [f"step {number}" for number, step in enumerate(self.steps, 1) if step.has_images]
+        shown += [f"the answers of {tool}" for tool in sorted(self._seeing)]
+        if shown:
+            # The app gives a tool's name, which must not end the comment.
+            sentences.append(
+                escape(f"Records hold no pictures: add the files as images to {', '.join(shown)}.")
+            )
+        return sentences
+
     def document(self, catalog: list[Any]) -> dict[str, Any]:
         """Make the file's document; ``catalog`` has the tools of an app without a declaration."""
         profile = self.profile
@@ -165,6 +220,8 @@ class Recording:
             "model": profile.model,
             "locale": profile.locale,
             "time_zone": profile.time_zone,
+            "variables": profile.variables,
+            "greeting": self._greeting,
             "segments": "segments" in profile.capabilities or None,
             "cards": None if "approval" in profile.capabilities else False,
             "tools": tools,
@@ -196,12 +253,26 @@ def _document_of(step: _Step, device: set[str]) -> dict[str, Any]:
     if decisions:
         expect["approvals"] = [outcome for _, outcome in decisions]
     fields = {
+        "context": step.facts,
         "say": step.say,
+        "rest": step.rest,
+        "murmurs": list(step.murmurs.values())[: len(step.speeches)],  # one over each speech
         "approve": [decision for decision, _ in decisions],
         "interrupt": None if step.heard_characters is None else {"after_characters": step.heard_characters},
         "expect": expect,
     }
     return _without_empty(fields)
+
+
+def _fact(fact: AppFact, at: int) -> dict[str, Any] | str:
+    fields = {
+        "text": fact.text,
+        "key": fact.key or None,
+        "ttl_s": max(0, round((fact.expires_at - at) / 1000, 1)) if fact.expires_at else None,
+        "untrusted": fact.untrusted or None,
+    }
+    told = _without_empty(fields)
+    return fact.text if told.keys() == {"text"} else told
 
 
 def _without_empty(fields: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from conductor.client.pictures import Shown, wire_pictures
 from conductor.config_file import read_text, validate
 from conductor.errors import ModelFailure, SettingsError
+from conductor.events.client import MAX_TTL_S
 from conductor.images import MAX_IMAGES
 from conductor.settings import Settings
 
@@ -269,7 +270,7 @@ class ToldFact(_Part):
 
     text: str
     key: str | None = None
-    ttl_s: _Seconds | None = None
+    ttl_s: Annotated[float | None, Field(ge=0, le=MAX_TTL_S)] = None
     untrusted: bool = False
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ import yaml
 from conductor.app import running
 from conductor.conversation import records as r
 from conductor.conversation.replay import moments
-from conductor.conversation.state import Call, Conversation, LateCall, Profile, Question
+from conductor.conversation.state import AppFact, Call, Conversation, LateCall, Profile, Question
 from conductor.messages import AssistantMessage, ToolResult, UserMessage
 from conductor.rehearse.player import Backstage, Player
 from conductor.rehearse.record import Recording
@@ -26,6 +26,7 @@ from conductor.rehearse.script import Expectation, Interruption, Rehearsal, dump
 from conductor.settings import load_settings
 from conductor.stores.base import SessionKey
 from tests.conftest import IOS_CATALOG, Main
+from tests.pictures import png
 
 TOOLS = """
 tools:
@@ -42,6 +43,7 @@ tools:
     answers: [{error: "yes: no lamp"}]
 """
 CARDS = f"""
+variables: {{company: Acme}}
 locale: en-GB
 time_zone: Europe/London
 {TOOLS}
@@ -58,6 +60,7 @@ steps:
   - {{say: say 1e5}}
 """
 VOICE = f"""
+variables: {{company: Acme}}
 cards: false
 {TOOLS}
 steps:
@@ -67,6 +70,7 @@ steps:
   - {{say: say hello}}
 """
 SILENT = """
+variables: {company: Acme}
 tools:
   - name: order.status
     inputSchema: {type: object}
@@ -81,10 +85,30 @@ steps:
   - {say: 'call order.status with {"id":"A1"}'}
 """
 SEGMENTS = """
+variables: {company: Acme}
 segments: true
 steps:
   - say: say This is a first sentence of some length. This is a second one, of some length. And a third one.
     interrupt: {after_characters: 60}
+"""
+
+APP = """
+greeting: Hello, Ms Kim.
+variables: {company: Acme}
+tools:
+  - name: camera.look
+    inputSchema: {type: object}
+    annotations: {readOnlyHint: true}
+    answers: [{result: a photo, images: [photo.png]}]
+steps:
+  - context:
+      - It rains.
+      - {text: Three items., key: cart, ttl_s: 600, untrusted: true}
+    say: say good morning and
+    rest: good night
+  - {context: [{text: "", key: cart}], say: count to 5, murmurs: [Mhm.]}
+  - {say: "What is this?", images: [photo.png]}
+  - {say: "What do you see?"}
 """
 
 
@@ -92,7 +116,12 @@ steps:
 async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
     """Give a function that has a rehearsal played on a server with a store, and records its session."""
     store = f"sqlite:///{tmp_path / 'sessions.db'}"
-    settings = load_settings(None, port=0, model_provider="demo", session_store_url=store)
+    prompt = tmp_path / "prompt.md"
+    prompt.write_text("You answer for {{company}}.", encoding="utf-8")
+    (tmp_path / "photo.png").write_bytes(png(64, 48))
+    settings = load_settings(
+        None, port=0, model_provider="demo", session_store_url=store, system_prompt_file=prompt
+    )
     async with running(settings) as listener:
 
         async def play_and_record(text: str) -> Path:
@@ -115,20 +144,23 @@ async def recorded(conductor: Main, tmp_path: Path) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "text", [CARDS, VOICE, SEGMENTS, SILENT], ids=["cards", "voice", "segments", "a silent tool"]
+    "text",
+    [CARDS, VOICE, SEGMENTS, SILENT, APP],
+    ids=["cards", "voice", "segments", "a silent tool", "an app that tells and shows"],
 )
 async def test_a_session_of_the_demo_model_plays_as_it_was(
     recorded: Any, conductor: Main, tmp_path: Path, text: str
 ) -> None:
     file = await recorded(text)
     original, copy = load(tmp_path / "played.yaml"), load(file)
-    for name in ("locale", "time_zone", "cards", "segments"):
+    for name in ("locale", "time_zone", "cards", "segments", "greeting", "variables"):
         assert getattr(copy, name) == getattr(original, name)
-    assert [(step.say, step.approve) for step in copy.steps] == [
-        (step.say, step.approve) for step in original.steps
+    assert [(step.say, step.rest, step.context, step.murmurs, step.approve) for step in copy.steps] == [
+        (step.say, step.rest, step.context, step.murmurs, step.approve) for step in original.steps
     ]
     assert [tool.declaration for tool in copy.tools] == [tool.declaration for tool in original.tools]
-    code, out, err = await asyncio.to_thread(conductor, "rehearse", "run", str(file), "--model", "demo")
+    play = ("rehearse", "run", str(file), "--model", "demo")
+    code, out, err = await asyncio.to_thread(conductor, *play, SYSTEM_PROMPT_FILE="prompt.md")
     assert (code, err) == (0, ""), out
     # The file holds conversations.
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -166,11 +198,19 @@ async def test_the_file_expects_the_recorded_session(recorded: Any) -> None:
     ]
 
 
+async def test_the_file_says_where_pictures_are_missing(recorded: Any) -> None:
+    first = (await recorded(APP)).read_text(encoding="utf-8").splitlines()[0]
+    assert (
+        first == "# Records hold no pictures: add the files as images to step 3, the answers of camera.look."
+    )
+
+
 async def test_another_answer_of_the_model_fails(recorded: Any, conductor: Main) -> None:
     file = await recorded(CARDS)
     text = file.read_text(encoding="utf-8").replace("what is 17 percent of 2340", "say nothing")
     file.write_text(text, encoding="utf-8")
-    code, out, _ = await asyncio.to_thread(conductor, "rehearse", "run", str(file), "--model", "demo")
+    play = ("rehearse", "run", str(file), "--model", "demo")
+    code, out, _ = await asyncio.to_thread(conductor, *play, SYSTEM_PROMPT_FILE="prompt.md")
     assert code == 1 and "expected calculator once, was no call" in out
 
 
@@ -296,6 +336,57 @@ def test_words_that_continue_others_are_one_step() -> None:
     withdrawn = r.TurnEnded(reason="interrupted", continues=True)
     steps = document(started(), withdrawn, started("Light. In the hall."), finished())["steps"]
     assert [step["say"] for step in steps] == ["Light. In the hall."]
+
+
+def test_a_half_whose_rest_never_came_is_a_sentence() -> None:
+    (step,) = document(r.InputQueued("in-1", "Buy milk and", until=9), started("Buy milk and"))["steps"]
+    assert step == {"say": "Buy milk and"}
+
+
+def test_a_sentence_of_three_parts_has_the_others_as_its_rest() -> None:
+    (step,) = document(
+        r.InputQueued("in-1", "Buy milk and", until=9),
+        r.InputQueued("in-2", "bread and", until=9),
+        r.InputQueued("in-3", "eggs."),
+        started("Buy milk and bread and eggs."),
+    )["steps"]
+    assert step == {"say": "Buy milk and", "rest": "bread and eggs."}
+
+
+def test_a_turn_without_a_person_does_not_end_a_half() -> None:
+    news = r.TurnStarted(cause="news", limit_ms=30_000)
+    half, rest = r.InputQueued("in-1", "Buy milk and", until=9), r.InputQueued("in-2", "eggs.")
+    (step,) = document(half, news, r.TurnEnded(reason="answered"), rest, started("Buy milk and eggs."))[
+        "steps"
+    ]
+    assert step == {"say": "Buy milk and", "rest": "eggs."}
+
+
+def test_facts_of_a_sentence_that_went_on_are_told_before_its_whole() -> None:
+    rain, cart = AppFact(text="It rains."), AppFact(text="Three items.", key="cart", expires_at=5_001)
+    withdrawn = r.TurnEnded(reason="interrupted", continues=True)
+    (step,) = document(
+        r.ContextAdded("in-1", rain),
+        started(),
+        r.ContextAdded("in-2", cart),
+        withdrawn,
+        started("Light. In the hall."),
+    )["steps"]
+    assert step["context"] == ["It rains.", {"text": "Three items.", "key": "cart", "ttl_s": 5.0}]
+
+
+@pytest.mark.parametrize("names", [("speech-1", "speech-1"), ("speech-1", "")], ids=["one", "one ended"])
+def test_two_backchannels_over_one_speech_are_one(names: tuple[str, str]) -> None:
+    spoken = r.ReplyLogged(message=AssistantMessage(text="Yes."), speech_text="Yes.")
+    murmurs = [r.PauseEnded(resumes=True, event_id=name, text="Mhm.", name=name) for name in names]
+    (step,) = document(started(), spoken, *murmurs)["steps"]
+    assert step["murmurs"] == ["Mhm."]
+
+
+def test_facts_that_stand_at_a_snapshot_are_told_first() -> None:
+    state = Conversation(facts=(AppFact(text="It rains."),))
+    (step,) = document(started(), state=state)["steps"]
+    assert step == {"context": ["It rains."], "say": "Light."}
 
 
 def test_a_snapshot_is_where_it_begins() -> None:
