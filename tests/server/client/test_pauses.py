@@ -11,8 +11,9 @@ import pytest
 from conductor.client import Client, Reconnect, connect
 from conductor.models.base import TextDelta
 from tests.models import ScriptedProvider
+from tests.server.client.extended import cut, start
 from tests.serving import serving
-from tests.stand_ins.scripted_server import LIMIT_S
+from tests.stand_ins.scripted_server import LIMIT_S, Peer, scripted_server
 
 TEXTS = ["The table is for four, at eight. ", "It is by the window, and there is a garden. "]
 
@@ -118,6 +119,33 @@ async def test_a_pause_outlasts_a_lost_connection() -> None:
         assert await client.pause()
         await asyncio.wait_for(voice.resumed.wait(), LIMIT_S)
         voice.end.set()
+
+
+async def test_a_paused_voice_goes_on_where_the_next_connection_is_without_pauses() -> None:
+    voice, answered = Voice(), asyncio.Event()
+
+    async def speaking(peer: Peer) -> None:
+        await start(peer, "pause", "resume")
+        await peer.call("tts.speak", {"text": TEXTS[0]})
+        await peer.receive("audio.output.paused")
+        cut(peer)
+
+    async def without_pauses(peer: Peer) -> None:
+        await start(peer, "resume", resumed=True)
+        await asyncio.wait_for(voice.resumed.wait(), LIMIT_S)
+        voice.end.set()
+        await peer.receive("tool.result")
+        answered.set()
+
+    async with scripted_server(speaking, without_pauses) as server:
+        async with connect(
+            server.url, speak=voice.speak, reconnect=Reconnect(first_s=0.0, most_s=0.0)
+        ) as client:
+            client.on_resume(voice.resumed.set)
+            await asyncio.wait_for(voice.begun.wait(), LIMIT_S)
+            assert await client.pause(spoken_text="The table")
+            await asyncio.wait_for(answered.wait(), LIMIT_S)
+    assert server.types_heard().count("audio.output.paused") == 1
 
 
 async def test_without_a_speech_or_the_capability_nothing_is_paused() -> None:
