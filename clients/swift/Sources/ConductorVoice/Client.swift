@@ -337,7 +337,7 @@ private let noObject = "The arguments are not a JSON object."
         lost(1006, reason, retryAfterMs: retryAfterMs)
     }
 
-    private func lost(_ code: Int, _ reason: String, retryAfterMs: Int = 0) {
+    func lost(_ code: Int, _ reason: String, retryAfterMs: Int = 0) {
         if live {
             failures = Date().timeIntervalSince(openedAt) >= steady ? 0 : brief
             brief = failures + 1

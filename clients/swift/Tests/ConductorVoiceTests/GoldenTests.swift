@@ -192,6 +192,26 @@ import XCTest
         client.close()
     }
 
+    func testAPausedSpeechGoesOnWhereTheNextConnectionIsWithoutPauses() async throws {
+        let begun = expectation(description: "begun")
+        voice = {
+            begun.fulfill()
+            try await Task.sleep(nanoseconds: 60_000_000_000)
+        }
+        let client = client()
+        try begin(client, with: "pause")
+        try read("tool.call.speak.segment", by: client)
+        await fulfillment(of: [begun], timeout: 30)
+        XCTAssertTrue(client.pause())
+        client.lost(1006, "")
+        try begin(client, with: "pause")
+        XCTAssertEqual(heard, ["spoken Hello."])
+        client.lost(1006, "")
+        try begin(client, with: "context")
+        XCTAssertEqual(heard, ["spoken Hello.", "resumed"])
+        client.close()
+    }
+
     func testAHandlerThatDoesNotHearItsCancellationHoldsNoLaterCall() async throws {
         let (begun, later) = (expectation(description: "begun"), expectation(description: "the later call"))
         let end = Once<Bool>()

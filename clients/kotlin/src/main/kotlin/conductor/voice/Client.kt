@@ -309,7 +309,7 @@ class Client internal constructor(private val options: Options) {
         lost(1006, reason, retryAfterMs)
     }
 
-    private fun lost(code: Int, reason: String, retryAfterMs: Long = 0) {
+    internal fun lost(code: Int, reason: String, retryAfterMs: Long = 0) {
         if (live) {
             failures = if (System.currentTimeMillis() - openedAt >= STEADY_MS) 0 else brief
             brief = failures + 1

@@ -65,6 +65,11 @@ class GoldenTest {
     private fun Client.begins(capability: String) =
         reads("session.started.resume", "\"resume\",", "\"resume\",\"$capability\",")
 
+    private fun Client.reconnects(capability: String) {
+        runBlocking { withContext(lane) { lost(1006, "") } }
+        begins(capability)
+    }
+
     private fun next(type: String) = runBlocking {
         withTimeout(30_000) {
             var event = sent.receive()
@@ -218,6 +223,25 @@ class GoldenTest {
         next(TRANSCRIPT)
         client.reads("tool.call.append-user")
         value(silenced)
+        client.close()
+    }
+
+    @Test
+    fun `a paused speech goes on where the next connection is without pauses`() {
+        val begun = CompletableDeferred<Unit>()
+        voice = {
+            begun.complete(Unit)
+            awaitCancellation()
+        }
+        val client = client()
+        client.begins("pause")
+        client.reads("tool.call.speak.segment")
+        value(begun)
+        assertTrue(value(client.pause()))
+        client.reconnects("pause")
+        assertFalse("resumed" in heard)
+        client.reconnects("context")
+        assertEquals("resumed", heard.last())
         client.close()
     }
 
