@@ -9,7 +9,6 @@ import socket
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 _PORTS = range(15_000, 30_000)
 """Below the ports of outgoing connections, so that a port stays free while its server is down."""
@@ -45,6 +44,6 @@ def _reserve(port: int) -> bool:
 
 
 @cache
-def _locks() -> BinaryIO:
-    """Open the file in which a locked byte stands for a port that was given."""
-    return (Path(tempfile.gettempdir()) / f"conductor-ports-{os.getuid()}").open("ab")
+def _locks() -> int:
+    """Open the file in which a locked byte stands for a port that was given, until this process ends."""
+    return os.open(Path(tempfile.gettempdir(), f"conductor-ports-{os.getuid()}"), os.O_RDWR | os.O_CREAT)
