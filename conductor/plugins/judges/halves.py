@@ -1,4 +1,4 @@
-"""Half sentences: the end of an utterance, by the lists of a language's page."""
+"""Half sentences: the end of an utterance, by the lists of a language's page of turns."""
 
 from __future__ import annotations
 
