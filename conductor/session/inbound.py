@@ -126,16 +126,7 @@ async def _take(  # noqa: C901 -- a case an event
         case client.ToolStarted() | client.ToolProgress():
             outbox.extend(event.call_id)
         case client.ToolsList() if session.services.may_inspect(transport):
-            services = session.services
-            listed = ToolsListed(
-                tools=session.gate.listed,
-                model=services.serving(session.state.profile.model) or services.provider.name,
-                prompt_name=services.observers.prompt[0],
-                prompt_version=services.observers.prompt[1],
-                prompt=session.gate.system_prompt,
-                models=services.choices,
-            )
-            session.flash(listed)
+            session.flash(_list_tools(session))
             return InboundResult.COSTLY
         case _ if event.RECORDED:  # by `receive`, without a further effect
             response = await record(session, inbound.id, event)
@@ -146,6 +137,18 @@ async def _take(  # noqa: C901 -- a case an event
         case _:
             return _ignore(session, inbound)
     return InboundResult.ORDINARY
+
+
+def _list_tools(session: Session) -> ToolsListed:
+    services = session.services
+    return ToolsListed(
+        tools=session.gate.listed,
+        model=services.serving(session.state.profile.model) or services.provider.name,
+        prompt_name=services.observers.prompt[0],
+        prompt_version=services.observers.prompt[1],
+        prompt=session.gate.system_prompt,
+        models=services.choices,
+    )
 
 
 def _ignore(session: Session, inbound: Inbound) -> InboundResult:

@@ -17,6 +17,7 @@ from conductor.events import client
 from conductor.images import Taken
 from conductor.messages import Illustrated, Image, ToolResult, UserMessage
 from tests.conversation.build import NOW, STARTED, device, finished, fold, question, replied, result, view
+from tests.conversation.stories import QUEUE
 
 A, B, C = (Image(id=key, media_type="image/png", size=9, width=750, height=2) for key in "abc")
 REFUSED = Image(id="", media_type="", size=0, width=0, height=0, gone=True, refused="Too large.")
@@ -167,6 +168,8 @@ def test_words_bring_their_images() -> None:
     taken = Taken((A,), (("a", b"a"),))
     started = receive(view(Conversation()), "e1", client.TranscriptFinal("look"), taken)
     assert isinstance(started, list) and list(r.images(started)) == [A]
+    waiting = receive(view(fold(STARTED), **QUEUE), "e1", client.TranscriptFinal("look"), taken)
+    assert waiting == [r.InputQueued("e1", "look", images=(A,))]
     listened = receive(view(PAUSED), "e1", client.TranscriptFinal("mhm"), taken)
     assert isinstance(listened, list) and list(r.images(listened)) == [A]
     assert receive(view(PAUSED), "e1", client.TranscriptFinal("mhm")) == [
@@ -174,8 +177,8 @@ def test_words_bring_their_images() -> None:
     ]
     refused = receive(view(PAUSED), "e1", client.TranscriptFinal("mhm"), Taken(refusals=("Too large.",)))
     assert isinstance(refused, list) and list(r.images(refused)) == [REFUSED]
-    waiting = receive(view(fold(STARTED, ANSWERED, turn("e0"))), "e1", client.TranscriptFinal("look"), taken)
-    assert isinstance(waiting, list) and list(r.images(waiting)) == [A]
+    started = receive(view(fold(STARTED, ANSWERED, turn("e0"))), "e1", client.TranscriptFinal("look"), taken)
+    assert isinstance(started, list) and list(r.images(started)) == [A]
 
 
 def test_an_answer_brings_its_images_with_its_own_commit() -> None:
